@@ -136,7 +136,7 @@ def child(module: str, *arguments: str, environment: Mapping[str, str] | None = 
     memory or threads from an earlier run. `environment`: added to this process's environment.
     Raises CalledProcessError.
     """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         text=True,
@@ -144,4 +144,4 @@ def child(module: str, *arguments: str, environment: Mapping[str, str] | None = 
         cwd=_PROJECT,
         env={**os.environ, **(environment or {})},
     )
-    return json.loads(done.stdout)
+    return json.loads(result.stdout)

@@ -160,9 +160,9 @@ def _prepare(kafka: KafkaServer, partitions: int, folder: Path) -> None:
             _produce(kafka, topic, partitions, number)
     command = [*FETCHPROXY_COMMAND, "archive", "--once", "--bootstrap", kafka.bootstrap]
     command += ["--store", folder.as_uri(), "--archive", _TOPICS[ARCHIVED]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PartFailed(f"{_TOPICS[ARCHIVED]} could not be archived\n{done.stderr[-2000:]}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise PartFailed(f"{_TOPICS[ARCHIVED]} could not be archived\n{result.stderr[-2000:]}")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     for topic in _TOPICS.values():
         _produce(kafka, topic, partitions, _RECORDS_EACH - 1)

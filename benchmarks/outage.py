@@ -151,12 +151,12 @@ class Bench:
         """Raises PartFailed with its output unless it succeeds."""
         whole = [*limited.command(SETTINGS), command, "--store", store, *arguments]
         whole += limited.options(SETTINGS)
-        done = subprocess.run(
+        result = subprocess.run(
             whole, env={**os.environ, **self.s3.environment}, cwd=_PROJECT,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if done.returncode:
-            raise PartFailed(f"fetchproxy {command}: {(done.stdout + done.stderr)[-2000:]}")
+        if result.returncode:
+            raise PartFailed(f"fetchproxy {command}: {(result.stdout + result.stderr)[-2000:]}")
 
     def proxy(self, endpoint_url: str, archived: str | None = None) -> FetchproxyServer:
         """A proxy on the archive in the S3 server."""

@@ -106,10 +106,10 @@ def spark_figures(question: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     question_file.write_text(json.dumps({**question, "folder": str(folder), "jars": jars}))
     command = [sys.executable, "-m", "benchmarks.pipeline_spark", str(question_file), str(response)]
     with (folder / "spark.log").open("wb") as log:
-        done = subprocess.run(command, cwd=_PROJECT, env=environment, stderr=log, check=False)
-    if done.returncode != 0:
+        result = subprocess.run(command, cwd=_PROJECT, env=environment, stderr=log, check=False)
+    if result.returncode != 0:
         sys.stderr.write((folder / "spark.log").read_text(errors="replace")[-3000:])
-        done.check_returncode()
+        result.check_returncode()
     figures: dict[str, Any] = json.loads(response.read_text())
     return figures
 

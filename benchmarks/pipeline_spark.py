@@ -141,9 +141,9 @@ class Contest:
 
     def _backfilled(self, topics: list[str], out: str) -> None:
         source = {"store": self._question["store"], "topics": ",".join(topics)}
-        done, _ = backfill(OnSpark(self._spark), source, out)
-        if done.failures:
-            raise RuntimeError(f"not backfilled: {done.failures}")
+        outcome, _ = backfill(OnSpark(self._spark), source, out)
+        if outcome.failures:
+            raise RuntimeError(f"not backfilled: {outcome.failures}")
 
 
 def main(question_file: str, response: str) -> None:

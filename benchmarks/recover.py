@@ -70,8 +70,8 @@ class Place:
 
     def segments(self) -> int:
         command = [*FETCHPROXY, "segments", "--store", self._store, "--json"]
-        done = subprocess.run(command, env=self._environment, stdout=subprocess.PIPE, check=True)
-        return len(json.loads(done.stdout))
+        result = subprocess.run(command, env=self._environment, stdout=subprocess.PIPE, check=True)
+        return len(json.loads(result.stdout))
 
     def start_of_proxy(self) -> float:
         return self._ready(*self._both)

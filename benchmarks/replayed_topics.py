@@ -173,12 +173,12 @@ def move_to_archive(
         store,
     ]
     command += ["--archive", name, "--set", f"archive.segment_bytes_max={segment_bytes}"]
-    done = subprocess.run(
+    result = subprocess.run(
         command, env={**os.environ, **(environment or {})}, cwd=_PROJECT,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise PartFailed(f"{name} could not be archived\n{done.stderr[-2000:]}")
+    if result.returncode:
+        raise PartFailed(f"{name} could not be archived\n{result.stderr[-2000:]}")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     offsets_to_delete = [
         TopicPartition(name, partition, start) for partition, start in enumerate(local_starts)

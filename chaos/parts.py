@@ -269,8 +269,8 @@ class Parts:
         """Deletes at the brokers, as if there were no archive. Raises KafkaException."""
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
         target = TopicPartition(log.topic, log.partition, offset)
-        for done in admin.delete_records([target], request_timeout=_CALL_S).values():
-            done.result()
+        for future in admin.delete_records([target], request_timeout=_CALL_S).values():
+            future.result()
 
     def rows(self, topic: str | None = None) -> tuple[list[SegmentRow], list[str]]:
         """The rows of `fetchproxy segments`, and the partitions that await `resolve`."""
@@ -306,24 +306,24 @@ class Parts:
         return max((json.loads(path.read_text())["end_offset"] + 1 for path in folders), default=0)
 
     def verify(self) -> Verified:
-        done = self._command("verify")
+        result = self._command("verify")
         gaps: dict[str, list[tuple[int, int]]] = {}
         faults = []
-        for line in done.stdout.splitlines():
+        for line in result.stdout.splitlines():
             if line.startswith("archive_gap: "):
                 name, _, rest = line.removeprefix("archive_gap: ").partition(": offsets ")
                 words = rest.split()
                 gaps.setdefault(name, []).append((int(words[0]), int(words[2])))
             elif line.startswith("fault: "):
                 faults.append(line)
-        return Verified(done.returncode == 0, gaps, faults, done.stdout + done.stderr)
+        return Verified(result.returncode == 0, gaps, faults, result.stdout + result.stderr)
 
     def resolve(self, log: Log, response: str) -> str:
         """Returns its output. Raises PartFailed."""
-        done = self._command("resolve", log.name, f"--{response}")
-        if done.returncode != 0:
-            raise PartFailed(f"resolve {log.name} --{response}: {done.stdout}{done.stderr}")
-        return done.stdout
+        result = self._command("resolve", log.name, f"--{response}")
+        if result.returncode != 0:
+            raise PartFailed(f"resolve {log.name} --{response}: {result.stdout}{result.stderr}")
+        return result.stdout
 
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [*_FETCHPROXY, *words, "--store", self.store_url()]

@@ -118,9 +118,9 @@ class Story:
                 f"{client}: {records.RECORDS:,} records, each once, in order, key and value as "
                 f"produced: {speeds[client].mb_per_s:.0f} MB/s."
             )
-        caught = proxy.status()["remote_reads"]
-        require(caught["read_bytes"] > 0, "old records come from the archive", str(caught))
-        read_mb = caught["read_bytes"] / 1e6
+        catches = proxy.status()["remote_reads"]
+        require(catches["read_bytes"] > 0, "old records come from the archive", str(catches))
+        read_mb = catches["read_bytes"] / 1e6
         tell.say(f"For these two fetchproxy has read {read_mb:.0f} MB from the archive.")
         return speeds
 
@@ -167,9 +167,9 @@ class Story:
         for topic in (records.TOPIC, records.LIVE_TOPIC):
             proxy.wait_until_archived(topic)
         tell.say(f"[dim]$ fetchproxy verify --store {quote(shlex.quote(self._store.url))}[/]")
-        done = proxy.verify()
-        output = (done.stdout or done.stderr or "").strip()
-        require(done.returncode == 0, "fetchproxy verify finds no fault", output)
+        result = proxy.verify()
+        output = (result.stdout or verdict.stderr or "").strip()
+        require(result.returncode == 0, "fetchproxy verify finds no fault", output)
         tell.good(quote(output))
 
     def _close(

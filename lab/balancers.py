@@ -33,8 +33,10 @@ def balancers_version() -> str:
     lines = []
     for command in (["usr/sbin/haproxy", "-v"], ["usr/sbin/nginx", "-v"]):
         command[0] = str(balancers() / command[0])
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        lines.append((done.stdout + done.stderr).splitlines()[0])
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        )
+        lines.append((result.stdout + result.stderr).splitlines()[0])
     return "; ".join(lines)
 
 

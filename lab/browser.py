@@ -78,14 +78,14 @@ class Browser:
 
     def evaluate(self, expression: str) -> Any:
         """Raises PartFailed if the expression throws."""
-        done = self._do("Runtime.evaluate", expression=expression, returnByValue=True)
-        if "exceptionDetails" in done:
-            raise PartFailed(f"{expression}: {done['exceptionDetails']}")
-        return done["result"].get("value")
+        evaluation = self._do("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in evaluation:
+            raise PartFailed(f"{expression}: {evaluation['exceptionDetails']}")
+        return evaluation["result"].get("value")
 
     def screenshot(self, file: Path) -> None:
-        done = self._do("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(done["data"]))
+        picture = self._do("Page.captureScreenshot", format="png")
+        file.write_bytes(base64.b64decode(picture["data"]))
 
     def _find_page(self) -> bool:
         try:

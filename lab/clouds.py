@@ -57,9 +57,9 @@ def _install_azurite(folder: Path) -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copy(_AZURITE_SOURCES / name, folder)
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise PartMissing("azure", f"npm failed ({done.stderr.strip()[-500:]})", _NODE)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise PartMissing("azure", f"npm failed ({result.stderr.strip()[-500:]})", _NODE)
 
 
 class GcsServer(StoreServer):

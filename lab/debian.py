@@ -32,7 +32,7 @@ def library_path(tree: Path) -> str:
 
 
 def _run(part: str, command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        output = (done.stdout + done.stderr).strip()[-300:]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        output = (result.stdout + result.stderr).strip()[-300:]
         raise PartMissing(part, f"`{' '.join(command[:3])} …` failed ({output})", _HOW)

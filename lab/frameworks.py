@@ -67,9 +67,9 @@ def _compile(folder: Path) -> None:
     # Jars' manifests name other jars, which may be absent.
     command += ["-17", "-nowarn", "-cp", ":".join(map(str, frameworks_jars().glob("*.jar")))]
     command += ["-d", str(folder), str(_STREAMS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        output = (done.stdout + done.stderr)[-500:]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        output = (result.stdout + result.stderr)[-500:]
         raise PartMissing("Kafka Streams", f"its client does not compile ({output})", "")
 
 

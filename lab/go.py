@@ -68,7 +68,7 @@ def _run(go: str, arguments: list[str], cwd: Path, env: dict[str, str]) -> str |
     # A GOROOT of another Go in the environment would make the toolchain use a foreign library.
     environment = {key: value for key, value in os.environ.items() if key != "GOROOT"} | env
     environment.setdefault("GOGC", "400")  # an eighth less work for the compiler
-    done = subprocess.run(
+    result = subprocess.run(
         [go, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
-    return None if done.returncode == 0 else (done.stdout + done.stderr).strip()[-1000:]
+    return None if result.returncode == 0 else (result.stdout + result.stderr).strip()[-1000:]

@@ -63,7 +63,7 @@ def _by_maven(maven: str, artifacts: list[Artifact], folder: Path) -> str | None
     work = folder / "work"
     work.mkdir()
     (work / "pom.xml").write_text(_pom(artifacts))
-    done = subprocess.run(
+    result = subprocess.run(
         [
             maven,
             "--batch-mode",
@@ -78,7 +78,7 @@ def _by_maven(maven: str, artifacts: list[Artifact], folder: Path) -> str | None
         check=False,
     )
     shutil.rmtree(work)
-    return None if done.returncode == 0 else (done.stdout + done.stderr)[-2000:]
+    return None if result.returncode == 0 else (result.stdout + result.stderr)[-2000:]
 
 
 _NOTHING_ELSE = (
@@ -124,7 +124,7 @@ shutil.rmtree(folder / "repository")
 
 def _by_jgo(entry: str, artifacts: list[Artifact], folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(python_packages.install(JGO))}
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -137,5 +137,5 @@ def _by_jgo(entry: str, artifacts: list[Artifact], folder: Path) -> None:
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise PartMissing(entry, f"jgo could not fetch it ({done.stderr.strip()[-500:]})", _HOW)
+    if result.returncode != 0:
+        raise PartMissing(entry, f"jgo could not fetch it ({result.stderr.strip()[-500:]})", _HOW)

@@ -91,10 +91,10 @@ def find_system_java() -> Java | None:
 
 def _version_of(executable: str) -> int | None:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [executable, "-version"], capture_output=True, text=True, check=False, timeout=30
         )
     except OSError:
         return None
-    matched = re.search(r'version "(\d+)', done.stderr)
+    matched = re.search(r'version "(\d+)', result.stderr)
     return int(matched.group(1)) if matched else None

@@ -118,13 +118,13 @@ def run_tool(
     """
     with tempfile.TemporaryDirectory(prefix="lab-kafka-tool-") as folder:
         command = tool_command(Path(folder), main_class, *arguments, version=version)
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=timeout_s
         )
-    if check and done.returncode != 0:
-        output = (done.stdout + done.stderr)[-3000:]
-        raise PartFailed(f"{main_class} exited with status {done.returncode}\n{output}")
-    return done
+    if check and result.returncode != 0:
+        output = (result.stdout + result.stderr)[-3000:]
+        raise PartFailed(f"{main_class} exited with status {result.returncode}\n{output}")
+    return result
 
 
 def tool_command(

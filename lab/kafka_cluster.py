@@ -212,8 +212,10 @@ class KafkaCluster(StartedServer):
 
         partitions_to_elect = [TopicPartition(topic, p) for p in partitions]
         admin = self._admin()
-        done = admin.elect_leaders(ElectionType.PREFERRED, partitions_to_elect).result(timeout=60.0)
-        for error in done.values():
+        errors_by_partition = admin.elect_leaders(
+            ElectionType.PREFERRED, partitions_to_elect
+        ).result(timeout=60.0)
+        for error in errors_by_partition.values():
             if error is not None and error.code() != KafkaError.ELECTION_NOT_NEEDED:
                 raise KafkaException(error)
 
@@ -230,12 +232,12 @@ class KafkaCluster(StartedServer):
             if self.partitions(topic)[partition].leader in self.brokers():
                 return True
             try:
-                done = (
+                errors_by_partition = (
                     self._admin().elect_leaders(ElectionType.UNCLEAN, [to_elect]).result(timeout=30)
                 )
             except KafkaException:
                 return False  # the controllers elect one of their own first
-            refused = [e.code() for e in done.values() if e is not None]
+            refused = [e.code() for e in errors_by_partition.values() if e is not None]
             return not refused or refused == [KafkaError.ELECTION_NOT_NEEDED]
 
         _wait(f"{to_elect} led by any replica", led)
@@ -279,8 +281,8 @@ class KafkaCluster(StartedServer):
     def _each(self, node_ids: Collection[int], act: Callable[[KafkaServer], None]) -> None:
         servers = [self._servers[n] for n in node_ids]
         with ThreadPoolExecutor(max_workers=len(servers)) as pool:
-            for done in [pool.submit(act, server) for server in servers]:
-                done.result()
+            for future in [pool.submit(act, server) for server in servers]:
+                future.result()
 
     def _led(self, topic: str, partition_count: int, node_id: int) -> bool:
         states = self.partitions(topic, node_id)

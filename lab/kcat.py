@@ -41,7 +41,7 @@ def _unpack(folder: Path) -> None:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        output = (done.stdout + done.stderr).strip()[-300:]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        output = (result.stdout + result.stderr).strip()[-300:]
         raise PartMissing("kcat", f"`{' '.join(command)}` failed ({output})", _HOW)

@@ -64,7 +64,7 @@ def _library_folder(tree: Path) -> Path:
 
 
 def _run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         cwd=folder,
         env={**os.environ, **(environment or {})},
@@ -72,8 +72,8 @@ def _run(command: list[str], folder: Path, environment: dict[str, str] | None = 
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        output = (done.stdout + done.stderr).strip()[-300:]
+    if result.returncode != 0:
+        output = (result.stdout + result.stderr).strip()[-300:]
         raise PartMissing("kerberos", f"`{' '.join(command[:4])} …` failed ({output})", _HOW)
 
 
@@ -144,7 +144,7 @@ class Kdc(OneProcess):
             raise PartFailed(f"kadmin.local {query}: {output}")
 
     def _tool(self, program: str, *arguments: str) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             [str(self._tree / program), *arguments],
             env={**os.environ, **self._server_environment()},
             capture_output=True,
@@ -152,9 +152,9 @@ class Kdc(OneProcess):
             check=False,
             timeout=60,
         )
-        if done.returncode != 0:
-            raise PartFailed(f"{program}: {(done.stdout + done.stderr).strip()[-500:]}")
-        return done.stderr
+        if result.returncode != 0:
+            raise PartFailed(f"{program}: {(result.stdout + result.stderr).strip()[-500:]}")
+        return result.stderr
 
     def _server_environment(self) -> dict[str, str]:
         return {

@@ -55,11 +55,11 @@ def kroxylicious_classes() -> Path:
             shutil.copy(jar, folder)
         command = find_java().command(f"{folder}/*", "org.eclipse.jdt.internal.compiler.batch.Main")
         command += ["-17", "-nowarn", "-d", str(folder), str(_MAIN)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
             raise PartMissing(
                 "kroxylicious",
-                f"its starter does not compile ({(done.stdout + done.stderr)[-500:]})",
+                f"its starter does not compile ({(result.stdout + result.stderr)[-500:]})",
                 f"See {_MAIN}.",
             )
 

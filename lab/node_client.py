@@ -42,6 +42,6 @@ def _install(folder: Path) -> None:
     for name in ("main.js", "package.json", "package-lock.json"):
         shutil.copy(_SOURCES / name, folder)
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise PartMissing("kafkajs", f"npm failed ({done.stderr.strip()[-500:]})", _HOW)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise PartMissing("kafkajs", f"npm failed ({result.stderr.strip()[-500:]})", _HOW)

@@ -31,9 +31,11 @@ def install(requirement: str) -> Path:
             # It is built from source. The wheel is unpacked at once, so compressing it would be
             # wasted work.
             command.append("--config-settings=--build-option=--compression=stored")
-        done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        result = subprocess.run(
+            [*command, requirement], capture_output=True, text=True, check=False
+        )
+        if result.returncode != 0:
+            reason = (result.stderr.strip().splitlines() or ["no output"])[-1]
             raise PartMissing(
                 requirement,
                 f"pip could not install it ({reason})",

@@ -41,8 +41,8 @@ def _build(folder: Path) -> None:
     target = folder / "target"
     # --locked: the versions are those of Cargo.lock, even if the registry has newer ones.
     command = [cargo, "build", "--release", "--locked", "--target-dir", str(target)]
-    done = subprocess.run(command, cwd=_SOURCES, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise PartMissing("rust-rdkafka", f"cargo failed ({done.stderr.strip()[-500:]})", _HOW)
+    result = subprocess.run(command, cwd=_SOURCES, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise PartMissing("rust-rdkafka", f"cargo failed ({result.stderr.strip()[-500:]})", _HOW)
     shutil.copy(target / "release/rust_rdkafka", folder)
     shutil.rmtree(target)

@@ -87,8 +87,8 @@ class SecuredKafka(KafkaServer):
 
         bindings = [self._binding(user, topic, operation, resource) for operation in operations]
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        for done in admin.create_acls(bindings, request_timeout=30).values():
-            done.result(timeout=30)
+        for future in admin.create_acls(bindings, request_timeout=30).values():
+            future.result(timeout=30)
         for operation in operations:
             self._wait_for_acl(admin, self._filter(user, topic, operation, resource), there=True)
 
@@ -97,8 +97,8 @@ class SecuredKafka(KafkaServer):
 
         filters = [self._filter(user, topic, operation, resource) for operation in operations]
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        for done in admin.delete_acls(filters, request_timeout=30).values():
-            done.result(timeout=30)
+        for future in admin.delete_acls(filters, request_timeout=30).values():
+            future.result(timeout=30)
         for one in filters:
             self._wait_for_acl(admin, one, there=False)
 
@@ -155,8 +155,8 @@ class SecuredKafka(KafkaServer):
                 )
                 for user, password in self.users.items()
             ]
-            for done in admin.alter_user_scram_credentials(changes, request_timeout=30).values():
-                done.result(timeout=30)
+            for future in admin.alter_user_scram_credentials(changes, request_timeout=30).values():
+                future.result(timeout=30)
 
     def _security(self) -> dict[str, str]:
         logins = "".join(f' user_{user}="{password}"' for user, password in self.users.items())

@@ -128,9 +128,9 @@ def _compile(folder: Path) -> None:
     command = java.find_java().command(f"{compiler}/*", main)
     hadoop = ":".join(map(str, (pyspark() / "pyspark/jars").glob("hadoop-client-*.jar")))
     command += ["-17", "-nowarn", "-cp", hadoop, "-d", str(folder / "classes"), str(_KILLING)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        output = (done.stdout + done.stderr)[-500:]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        output = (result.stdout + result.stderr)[-500:]
         raise PartMissing("killing: file system", f"it does not compile ({output})", "")
     with zipfile.ZipFile(folder / "killing.jar", "w") as jar:
         for file in (folder / "classes").iterdir():
@@ -153,7 +153,7 @@ def quick_java_options(version: str, class_path: str) -> str:
             "spark.driver.extraJavaOptions": f"{quick} -XX:ArchiveClassesAtExit={folder}/classes",
         }
         with tempfile.TemporaryDirectory() as scratch:
-            done = subprocess.run(
+            result = subprocess.run(
                 [sys.executable, "-c", _LOADS_CLASSES, json.dumps(settings)],
                 env={**os.environ, **environment},
                 cwd=scratch,
@@ -161,8 +161,8 @@ def quick_java_options(version: str, class_path: str) -> str:
                 text=True,
                 check=False,
             )
-        if done.returncode != 0:
-            output = done.stderr[-500:]
+        if result.returncode != 0:
+            output = result.stderr[-500:]
             raise PartMissing(f"classes of Spark {version}", f"Spark does not run ({output})", "")
 
     digest = hashlib.sha256(f"{class_path} {environment}".encode()).hexdigest()[:12]

@@ -77,9 +77,9 @@ print(asyncio.run(main()))
 def test_sessions_that_a_collection_has_seen_are_freed_when_they_end(tmp_path: Path) -> None:
     asyncio.run(filled(tmp_path))
     command = [sys.executable, "-c", SESSIONS, url_of(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) <= 1, "the last one may still be referred to"
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout.split()[-1]) <= 1, "the last one may still be referred to"
 
 
 @contextmanager

@@ -106,10 +106,10 @@ def test_a_commands_deadlines_go_on_while_the_machine_is_suspended() -> None:
     aside = ["unshare", "--time", "--fork", "--boottime=864000"]
     if shutil.which("unshare") is None or subprocess.run([*aside, "true"], check=False).returncode:
         pytest.skip("no time namespace can be made here")
-    done = subprocess.run(
+    result = subprocess.run(
         [*aside, sys.executable, "-c", IN_A_COMMAND], capture_output=True, text=True, check=True
     )
-    assert float(done.stdout) == pytest.approx(864_000, abs=60)
+    assert float(result.stdout) == pytest.approx(864_000, abs=60)
 
 
 async def test_the_long_work_of_many_goes_on_one_step_in_a_turn() -> None:

@@ -89,9 +89,9 @@ needs_glibc = pytest.mark.skipif(glibc_allocator() is None, reason="not glibc 2.
 
 @needs_glibc
 def test_a_bursts_memory_leaves_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", A_BURST], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    freed, given_back, still_kept = done.stdout.split()
+    result = subprocess.run([sys.executable, "-c", A_BURST], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    freed, given_back, still_kept = result.stdout.split()
     assert int(freed) > 100 * MiB
     assert int(given_back) > 90 * MiB
     assert still_kept == "True"
@@ -99,9 +99,9 @@ def test_a_bursts_memory_leaves_the_process() -> None:
 
 @needs_glibc
 def test_a_chunks_memory_is_used_again() -> None:
-    done = subprocess.run([sys.executable, "-c", CHUNKS], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    made_anew, used_again = map(int, done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", CHUNKS], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    made_anew, used_again = map(int, result.stdout.split())
     assert used_again < made_anew / 5
 
 
@@ -137,13 +137,13 @@ async def test_only_what_is_above_the_limit_goes_back(
 
 def test_a_collection_visits_no_object_that_has_outlived_one() -> None:
     """With all of them, it held the event loop for the longer, the more was kept."""
-    done = subprocess.run([sys.executable, "-c", KEPT_SCRIPT], capture_output=True, text=True)
-    visited, enabled = done.stdout.split()
-    assert int(visited) < 250_000, done.stderr
+    result = subprocess.run([sys.executable, "-c", KEPT_SCRIPT], capture_output=True, text=True)
+    visited, enabled = result.stdout.split()
+    assert int(visited) < 250_000, result.stderr
     assert enabled == "True"
 
 
 def test_objects_that_replace_others_are_visited_soon() -> None:
     """Python counts no more objects than before, and would visit all of them together."""
-    done = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True)
-    assert int(done.stdout or 0) in range(1, 120_000), done.stderr + done.stdout
+    result = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True)
+    assert int(result.stdout or 0) in range(1, 120_000), result.stderr + result.stdout

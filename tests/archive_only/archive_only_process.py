@@ -52,8 +52,8 @@ def archive_from(kafka_server: KafkaServer, folder: Path) -> Archived:
         for isolation in ISOLATIONS
     }
     store = folder.as_uri()
-    done = archive_once(broker, store, "ao-.*", {"archive.segment_bytes_max": 40_000})
-    assert done.returncode == 0, done.stderr
+    result = archive_once(broker, store, "ao-.*", {"archive.segment_bytes_max": 40_000})
+    assert result.returncode == 0, result.stderr
     return Archived(store, plain, transactional, end, oracle, all_bytes(broker))
 
 

@@ -174,14 +174,14 @@ def java_properties(path: Path, mechanism: str, user: str, password: str) -> Pat
 
 def console_consumer(bootstrap: str, topic: str, properties: Path) -> tuple[list[str], str]:
     """In a group of its own."""
-    done = run_tool(
+    result = run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", topic),
         *("--from-beginning", "--max-messages", str(RECORDS * PARTITIONS)),
         *("--timeout-ms", "60000", "--consumer.config", str(properties)),
         check=False,
     )
-    return done.stdout.splitlines(), done.stdout + done.stderr
+    return result.stdout.splitlines(), result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -28,8 +28,8 @@ def stable_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:
     first, second = (driver.joined(t) for t in tickets)
     waiting = driver.sync(second)
     assert waiting not in driver.responses
-    done = driver.sync(first, {first.member_id: b"A", second.member_id: b"B"})
-    assert driver.synced(done).assignment == b"A"
+    sync_token = driver.sync(first, {first.member_id: b"A", second.member_id: b"B"})
+    assert driver.synced(sync_token).assignment == b"A"
     assert driver.synced(waiting).assignment == b"B"
     assert driver.group.state is GroupState.STABLE
     return driver, first, second
@@ -136,11 +136,11 @@ def test_who_joins_and_never_syncs_is_removed() -> None:
     tickets = [driver.join(), driver.join()]
     driver.advance_to(1)
     first, second = (driver.joined(t) for t in tickets)
-    done = driver.sync(second)
+    sync_token = driver.sync(second)
     for _ in range(5):
         driver.advance_to(driver.now + SESSION_S - 3)
         driver.heartbeat(first)
-    assert driver.synced(done).error_code is ErrorCode.REBALANCE_IN_PROGRESS
+    assert driver.synced(sync_token).error_code is ErrorCode.REBALANCE_IN_PROGRESS
     assert first.member_id not in driver.group.members
     assert second.member_id in driver.group.members
 

@@ -52,9 +52,9 @@ class Trial:
         self.twins = damager.twins
         self.what = f"seed {self.seed}: {'; '.join(damager.done)}"
         self.damaged = await contents(self.archive)
-        report_before, done = await repair(self.archive)
-        self.what += f"\n{[f.where_and_what for f in report_before.faults]}\n{done.repairs}"
-        self.what += f"\n{done.refusals}"
+        report_before, outcome = await repair(self.archive)
+        self.what += f"\n{[f.where_and_what for f in report_before.faults]}\n{outcome.repairs}"
+        self.what += f"\n{outcome.refusals}"
         repaired = await contents(self.archive)
         self.check_repaired(repaired)
         self.check_named(self.damaged, report_before)

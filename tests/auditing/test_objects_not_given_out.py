@@ -80,8 +80,8 @@ async def test_mirror(file: SegmentFile, tmp_path: Path) -> None:
         async def run() -> tuple[int, list[str]]:
             options, pace = MirrorOptions(), CopyPace(lambda: 0)
             mirror = PartitionMirror(here, there, TP, spool, pace, options, lambda *_: None)
-            done = await mirror.run()
-            return done.copied, [fault.what for fault in done.faults]
+            outcome = await mirror.run()
+            return outcome.copied, [fault.what for fault in outcome.faults]
 
         copied, faults = await run()
         assert copied == 2

@@ -256,16 +256,16 @@ async def test_mirror(file: SegmentFile, at_target: bool, tmp_path: Path) -> Non
     second = archive.key(archive.segments[3], file)
     at = target if at_target else source
     at.failing = {first: FOR_GOOD, second: 1 if at_target else REQUEST_TRIES_MAX}
-    done = await mirrored(source, target, tmp_path)
-    assert (done.copied, done.faults) == (4, [])
-    (failed,) = done.failed
+    outcome = await mirrored(source, target, tmp_path)
+    assert (outcome.copied, outcome.faults) == (4, [])
+    (failed,) = outcome.failed
     assert failed.first_offset == 20
     assert f"{first}: status 503 from the test" in failed.what
     names = [stored_object.key async for stored_object in target.list("archive/")]
     assert archive.key(archive.segments[1], SegmentFile.METADATA) not in names
     at.failing = {}
-    done = await mirrored(source, target, tmp_path)
-    assert (done.copied, done.failed) == (1, [])
+    outcome = await mirrored(source, target, tmp_path)
+    assert (outcome.copied, outcome.failed) == (1, [])
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -275,8 +275,8 @@ async def test_a_mirror_keeps_what_the_archive_may_still_have(tmp_path: Path) ->
     assert (await mirrored(source, target, tmp_path)).copied == 3
     metadata = archive.key(archive.segments[1], SegmentFile.METADATA)
     source.failing = {metadata: FOR_GOOD}
-    done = await mirrored(source, target, tmp_path)
-    assert (len(done.failed), done.removed, len(done.kept)) == (1, 0, 1)
+    outcome = await mirrored(source, target, tmp_path)
+    assert (len(outcome.failed), outcome.removed, len(outcome.kept)) == (1, 0, 1)
     assert await target.get(metadata)
 
 
@@ -297,13 +297,13 @@ async def test_the_old_place_keeps_what_the_new_one_may_not_have(
             return await delete_moved_partition((here, there), TP, lambda *_: None)
 
     target.failing = {bad: FOR_GOOD}
-    done = await deleted()
-    assert len(done.unread) == 1
-    assert bad in done.unread[0].what
+    outcome = await deleted()
+    assert len(outcome.unread) == 1
+    assert bad in outcome.unread[0].what
     assert bad in [stored_object.key async for stored_object in source.list("archive/")]
     target.failing = {}
-    done = await deleted()
-    assert (done.kept, done.unread) == ([], [])
+    outcome = await deleted()
+    assert (outcome.kept, outcome.unread) == ([], [])
     assert bad not in [stored_object.key async for stored_object in source.list("archive/")]
 
 
@@ -339,14 +339,14 @@ async def test_merge(tmp_path: Path) -> None:
         )
         merger = PartitionMerger(archive.storage.rsm, rlmm, copier, spool, bytes_max=5_000)
         store.failing = {bad: FOR_GOOD}
-        done = await merger.merge(TP)
-        assert (done.merged, done.replaced, done.refused) == (1, 6, [])
-        (why,) = done.unread
+        outcome = await merger.merge(TP)
+        assert (outcome.merged, outcome.replaced, outcome.refused) == (1, 6, [])
+        (why,) = outcome.unread
         assert "offsets 0 to 119" in why
         assert bad in why
         store.failing = {bad: REQUEST_TRIES_MAX}
-        done = await merger.merge(TP)
-        assert (done.merged, done.replaced, done.unread) == (1, 6, [])
+        outcome = await merger.merge(TP)
+        assert (outcome.merged, outcome.replaced, outcome.unread) == (1, 6, [])
 
 
 def test_restore_counts_it_apart_from_damage() -> None:
@@ -356,11 +356,11 @@ def test_restore_counts_it_apart_from_damage() -> None:
         store.failing = {bad: FOR_GOOD}
         async with StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm:
             with each_object_alone():
-                (done,) = await restore_archive(
+                (outcome,) = await restore_archive(
                     rlmm, None, wall_clock_ms=lambda: 0, partitions=[TP], dry_run=True
                 )
-        assert (done.segments, done.restored, done.unreadable) == (2, 2, 0)
-        assert [one.object_key for one in done.unread] == [bad]
+        assert (outcome.segments, outcome.restored, outcome.unreadable) == (2, 2, 0)
+        assert [one.object_key for one in outcome.unread] == [bad]
 
     run(main())
 

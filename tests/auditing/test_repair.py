@@ -34,7 +34,7 @@ async def repair(
     """What was found, and what was done."""
     async with StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm:
         report_before = await verify_archive(archive.storage, rlmm, chunk_bytes=archive.chunk_bytes)
-        done = await repair_archive(
+        outcome = await repair_archive(
             archive.storage,
             rlmm,
             report_before.faults,
@@ -42,7 +42,7 @@ async def repair(
             dry_run=dry_run,
             chunk_bytes=archive.chunk_bytes,
         )
-        return report_before, done
+        return report_before, outcome
 
 
 async def contents(archive: PlantedArchive) -> dict[str, object]:
@@ -93,9 +93,9 @@ def test_damage_to_one_derived_object_is_mended(
         # time, so a single byte of them may change unseen.
         assert not report.clean or (how == "flipped" and file is not INDEX) or file is METADATA
         assume(not report.clean)
-        _, done = await repair(archive)
-        assert done.refusals == []
-        assert [r.split(": ")[1] for r in done.repairs] == [key]
+        _, outcome = await repair(archive)
+        assert outcome.refusals == []
+        assert [r.split(": ")[1] for r in outcome.repairs] == [key]
         assert (await archive.verify()).clean
         assert await contents(archive) == before
 
@@ -114,8 +114,8 @@ def test_everything_but_the_logs_is_lost(log: GeneratedLog, data: st.DataObject)
             for file in (INDEX, TXN, EPOCHS):
                 if data.draw(st.booleans()):
                     await archive.store.delete(archive.key(metadata, file))
-        _, done = await repair(archive)
-        assert done.refusals == []
+        _, outcome = await repair(archive)
+        assert outcome.refusals == []
         assert (await archive.verify()).clean
         assert await contents(archive) == before
         assert await repair(archive) == (await archive.verify(), RepairReport())
@@ -140,9 +140,9 @@ async def test_a_dry_run_changes_nothing() -> None:
     _, planned = await repair(archive, dry_run=True)
     assert [archive.key(archive.segments[1], INDEX) in r for r in planned.repairs] == [True]
     assert {o.key: o.version async for o in archive.store.list("")} == before
-    _, done = await repair(archive)
-    assert done == planned
-    assert done.repairs[0].endswith(".index: derived from the log")
+    _, outcome = await repair(archive)
+    assert outcome == planned
+    assert outcome.repairs[0].endswith(".index: derived from the log")
 
 
 @pytest.mark.parametrize("field", ["segment_size_bytes", "end_offset", "max_timestamp_ms"])
@@ -174,11 +174,11 @@ async def test_a_log_that_lost_its_end_is_never_declared_whole(cut: int) -> None
     archive = await three_segments()
     segment = archive.segments[1]
     await archive.change(segment, LOG, lambda content: content[:-cut])
-    report_before, done = await repair(archive)
+    report_before, outcome = await repair(archive)
     assert not report_before.clean
-    assert done.repairs == []
-    assert len(done.refusals) == 1
-    assert "segment at offset 30" in done.refusals[0]
+    assert outcome.repairs == []
+    assert len(outcome.refusals) == 1
+    assert "segment at offset 30" in outcome.refusals[0]
     assert (await archive.verify()).faults == report_before.faults
 
 
@@ -186,17 +186,17 @@ async def test_a_log_with_a_broken_batch_is_no_source() -> None:
     archive = await three_segments()
     await archive.change(archive.segments[1], LOG, flip(150))
     await archive.store.delete(archive.key(archive.segments[1], INDEX))
-    _, done = await repair(archive)
-    assert done.repairs == []
-    assert "CRC-32C" in done.refusals[0]
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "CRC-32C" in outcome.refusals[0]
 
 
 async def test_a_lost_log_is_told() -> None:
     archive = await three_segments()
     await archive.store.delete(archive.key(archive.segments[1], LOG))
-    report_before, done = await repair(archive)
-    assert done.repairs == []
-    assert "log is missing" in done.refusals[0]
+    report_before, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "log is missing" in outcome.refusals[0]
     assert (await archive.verify()).faults == report_before.faults
 
 
@@ -209,8 +209,8 @@ async def test_objects_that_nothing_needs_are_told_and_left() -> None:
     assert report.clean
     unnamed = {archive.key(twin, file) for file in (LOG, INDEX, EPOCHS)}
     assert unnamed <= (await contents(archive)).keys()
-    report_before, done = await repair(archive)
-    assert (report_before.clean, done.repairs, done.refusals) == (True, [], [])
+    report_before, outcome = await repair(archive)
+    assert (report_before.clean, outcome.repairs, outcome.refusals) == (True, [], [])
     assert unnamed <= (await contents(archive)).keys()
 
 
@@ -218,9 +218,9 @@ async def test_a_twin_with_unreadable_metadata_does_not_come_back() -> None:
     archive = await three_segments()
     twin = await archive.add(batch(base) for base in (30, 40, 50))
     await archive.store.put(archive.key(twin, METADATA), b"damaged")
-    _, done = await repair(archive)
-    assert done.repairs == []
-    assert "are in another segment, from 30" in done.refusals[0]
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "are in another segment, from 30" in outcome.refusals[0]
 
 
 async def test_what_was_deleted_does_not_come_back() -> None:
@@ -230,9 +230,9 @@ async def test_what_was_deleted_does_not_come_back() -> None:
     report = await archive.verify()
     assert report.clean
     await archive.store.put(archive.key(archive.segments[0], METADATA), b"damaged")
-    _, done = await repair(archive)
-    assert done.repairs == []
-    assert "were deleted" in done.refusals[0]
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "were deleted" in outcome.refusals[0]
 
 
 async def test_a_clipped_segment_stays_clipped() -> None:
@@ -257,8 +257,8 @@ async def test_a_clipped_segment_stays_clipped() -> None:
     ):
         await damage
         assert not (await archive.verify()).clean
-        _, done = await repair(archive)
-        assert done.refusals == []
+        _, outcome = await repair(archive)
+        assert outcome.refusals == []
         assert (await archive.verify()).clean
         assert await contents(archive) == before
 
@@ -267,12 +267,12 @@ async def test_a_transaction_whose_end_is_not_archived_is_not_guessed() -> None:
     archive = PlantedArchive()
     segment = await archive.add([batch(0, txn=7), batch(10)], aborted=(AbortedTxn(0, 19, 7, 20),))
     await archive.store.delete(archive.key(segment, TXN))
-    _, done = await repair(archive)
-    assert done.repairs == []
-    assert "producer 7 from offset 0 ended" in done.refusals[0]
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "producer 7 from offset 0 ended" in outcome.refusals[0]
     await archive.add([batch(20, txn=7, control=ABORT)], aborted=(AbortedTxn(0, 20, 7, 21),))
-    _, done = await repair(archive)
-    assert [r.split(": ")[1] for r in done.repairs] == [archive.key(segment, TXN)]
+    _, outcome = await repair(archive)
+    assert [r.split(": ")[1] for r in outcome.repairs] == [archive.key(segment, TXN)]
     assert (await archive.verify()).clean
 
 
@@ -283,9 +283,9 @@ async def test_a_brokers_own_files_are_checked_and_left() -> None:
     await archive.store.put(key, struct.pack(">ii", 10, 169))
     assert (await archive.verify()).clean
     await archive.store.put(key, struct.pack(">ii", 31, 169))
-    report_before, done = await repair(archive)
+    report_before, outcome = await repair(archive)
     assert [fault.object_key for fault in report_before.faults] == [key]
-    assert (done.repairs, done.refusals) == ([], [])
+    assert (outcome.repairs, outcome.refusals) == ([], [])
     assert (await archive.verify()).faults == report_before.faults
 
 
@@ -302,10 +302,10 @@ async def test_a_log_that_lost_a_marker_says_nothing_of_later_transactions() -> 
     await archive.change(first, LOG, lambda content: content[:-marker])
     await archive.store.delete(archive.key(first, EPOCHS))
     await archive.store.delete(archive.key(second, TXN))
-    _, done = await repair(archive)
+    _, outcome = await repair(archive)
     after = await contents(archive)
-    assert done.repairs == []
-    assert "which transactions were open at offset 21" in " ".join(done.refusals)
+    assert outcome.repairs == []
+    assert "which transactions were open at offset 21" in " ".join(outcome.refusals)
     assert {key for key in after if after[key] != before[key]} == {archive.key(first, LOG)}
 
 
@@ -314,9 +314,9 @@ async def test_a_leader_epoch_that_was_flipped_in_the_log_is_no_news() -> None:
     archive = await three_segments()
     before = await contents(archive)
     await archive.change(archive.segments[2], LOG, flip(2 * len(batch(0)) + 15, 2))
-    _, done = await repair(archive)
-    assert done.repairs == []
-    assert "leader epochs" in done.refusals[0]
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "leader epochs" in outcome.refusals[0]
     await archive.store.delete(archive.key(archive.segments[2], INDEX))
     assert (await repair(archive))[1].repairs == []
     await archive.store.delete(archive.key(archive.segments[2], METADATA))
@@ -337,9 +337,9 @@ async def test_metadata_and_index_that_are_both_short_do_not_prove_a_short_log()
     await archive.change(segment, LOG, lambda content: content[: -len(batch(0))])
     short = await archived_alone(30, 40)
     await archive.store.put(archive.key(segment, INDEX), short)
-    _, done = await repair(archive)
-    assert done.repairs == []
-    assert "nothing begins there" in done.refusals[0]
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "nothing begins there" in outcome.refusals[0]
 
 
 async def archived_alone(*bases: int) -> bytes:
@@ -356,12 +356,12 @@ async def test_a_log_that_goes_on_is_not_made_a_longer_segment() -> None:
     archive = await three_segments()
     segment = archive.segments[2]
     await archive.change(segment, LOG, lambda content: content + batch(90))
-    _, done = await repair(archive)
-    assert done.repairs == []
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
     await archive.store.delete(archive.key(segment, METADATA))
     await archive.store.delete(archive.key(segment, INDEX))
-    _, done = await repair(archive)
-    assert done.repairs == []
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
 
 
 @pytest.mark.parametrize("metadata_lost", [False, True])
@@ -377,22 +377,22 @@ async def test_a_log_that_lost_its_only_leader_epoch_makes_nothing_poorer(
     if metadata_lost:
         await archive.store.delete(archive.key(alone, METADATA))
     before = await contents(archive)
-    _, done = await repair(archive)
+    _, outcome = await repair(archive)
     assert await contents(archive) == before
-    assert len(done.refusals) == 1
+    assert len(outcome.refusals) == 1
 
 
 async def test_metadata_with_epochs_outweigh_a_log_without_them() -> None:
     archive = PlantedArchive()
     alone = await archive.add([batch(0, epoch=-1)])
     before = await contents(archive)
-    report_before, done = await repair(archive)
+    report_before, outcome = await repair(archive)
     assert report_before.faults == []  # a log without epochs contradicts nobody
     await archive.restate(replace(alone, max_timestamp_ms=77))
     before = await contents(archive)
-    _, done = await repair(archive)
+    _, outcome = await repair(archive)
     assert await contents(archive) == before
-    assert "leader epochs" in done.refusals[0]
+    assert "leader epochs" in outcome.refusals[0]
 
 
 async def test_right_epochs_are_not_made_poorer_by_what_is_lost_before_them() -> None:
@@ -409,9 +409,9 @@ async def test_right_epochs_are_not_made_poorer_by_what_is_lost_before_them() ->
     await repair(archive)
     assert await archive.store.get(archive.key(last, EPOCHS)) == before
     await archive.store.delete(archive.key(last, EPOCHS))
-    _, done = await repair(archive)
-    assert done.repairs == []
-    assert "it is not known which leader epochs" in done.refusals[0]
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "it is not known which leader epochs" in outcome.refusals[0]
 
 
 async def test_what_was_never_finished_does_not_come_back() -> None:
@@ -420,6 +420,6 @@ async def test_what_was_never_finished_does_not_come_back() -> None:
     archive.recorded = False
     above = await archive.add([batch(90), batch(100)])
     await archive.store.delete(archive.key(above, METADATA))
-    _, done = await repair(archive)
-    assert done.repairs == []
-    assert "nothing says that it was finished" in done.refusals[0]
+    _, outcome = await repair(archive)
+    assert outcome.repairs == []
+    assert "nothing says that it was finished" in outcome.refusals[0]

@@ -175,14 +175,14 @@ def test_the_benchmark_runs(short: Short, find_part: FindPart[object], tmp_path:
         find_part(part, FIND[part])
     results = tmp_path / "results.json"
     command = [sys.executable, "-m", f"benchmarks.{short.name}", "--quick"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, *short.arguments.split(), "--results", str(results)],
         cwd=PROJECT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     document = json.loads(results.read_text(encoding="utf-8"))
     rows: dict[str, dict[str, Any]] = {row["name"]: row for row in document["rows"]}
     assert len(rows) == len(document["rows"])

@@ -178,10 +178,10 @@ def test_a_topic_is_filled_on_from_where_it_ends() -> None:
         fill(cluster.bootstrap, "continued", 2, 300, 200)
         fill(cluster.bootstrap, "continued", 2, 301, 200, begin=300)
         with ReplayerProcess([cluster.bootstrap, "continued", "2", "301", "200", "2"]) as replaying:
-            done = replaying.wait_until(
-                lambda done: min(done.passes, default=0) >= 1, "a pass", 60.0
+            totals = replaying.wait_until(
+                lambda totals: min(totals.passes, default=0) >= 1, "a pass", 60.0
             )
-            assert min(done.records) >= 301
+            assert min(totals.records) >= 301
 
 
 def test_replayers_go_round_and_stop_at_a_wrong_record() -> None:
@@ -189,15 +189,15 @@ def test_replayers_go_round_and_stop_at_a_wrong_record() -> None:
         fill(cluster.bootstrap, "sound", 4, 500, 200)
         arguments = [cluster.bootstrap, "sound", "4", "500", "200", "8"]
         with ReplayerProcess(arguments) as replaying:
-            done = replaying.wait_until(
-                lambda done: min(done.passes, default=0) >= 2, "two passes", 60.0
+            totals = replaying.wait_until(
+                lambda totals: min(totals.passes, default=0) >= 2, "two passes", 60.0
             )
             # Strangers to the machine step back, whatever session they are in.
             assert os.getpriority(os.PRIO_PROCESS, replaying.pid) == 19
             group = Path(f"/proc/{replaying.pid}/autogroup")
             assert not group.exists() or group.read_text().endswith(" nice 10\n")
-            assert len(done.records) == 8
-            assert min(done.records) >= 750  # half of them begin in the middle
+            assert len(totals.records) == 8
+            assert min(totals.records) >= 750  # half of them begin in the middle
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
         producer.produce("wrong", value_of(0, 0, 200), partition=0)
         producer.produce("wrong", value_of(0, 2, 200), partition=0)
@@ -206,7 +206,7 @@ def test_replayers_go_round_and_stop_at_a_wrong_record() -> None:
             ReplayerProcess([cluster.bootstrap, "wrong", "1", "2", "200", "1"]) as replaying,
             pytest.raises(PartFailed, match="partition 0: offset 1 has another value"),
         ):
-            replaying.wait_until(lambda done: False, "a fault", 60.0)
+            replaying.wait_until(lambda totals: False, "a fault", 60.0)
 
 
 # -- Spark's -------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ def fetchproxy(
 
 def output_of(*arguments: str, stdin: str | None = None) -> str:
     """What it prints; it must end well."""
-    done = fetchproxy(*arguments, stdin=stdin)
-    outcome = f"{arguments[0]}: {done.returncode}\n{done.stdout}{done.stderr}"
-    assert done.returncode == 0, outcome
-    return done.stdout
+    result = fetchproxy(*arguments, stdin=stdin)
+    outcome = f"{arguments[0]}: {result.returncode}\n{result.stdout}{result.stderr}"
+    assert result.returncode == 0, outcome
+    return result.stdout
 
 
 def archive_once(

@@ -76,7 +76,7 @@ def test_a_console_with_a_token_gets_it(tmp_path: Path) -> None:
             ("--token-file", str(token)),
             ("--set", f"console.token_file={token}"),
         ):
-            done = fetchproxy(*command, *console, *token_options)
-            assert done.returncode == 0, done.stderr
-            assert "store-slow is over" in done.stdout
+            result = fetchproxy(*command, *console, *token_options)
+            assert result.returncode == 0, result.stderr
+            assert "store-slow is over" in result.stdout
         assert len(proxy.logged("drill_began")) == 2

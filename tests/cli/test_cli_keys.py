@@ -122,11 +122,11 @@ def test_what_cannot_be_opened_is_named_and_the_rest_is_done(operator: Operator)
     operator.types("generate", str(operator.ring))
     operator.archives(1)
     operator.types("rotate", str(operator.ring))
-    done = operator.rewraps()
-    assert done.exit_code == 1
-    assert "not opened: orders" in done.output
-    assert f"{lost!r}" in done.output
-    assert "encrypted anew: 1 data key" in done.output
+    outcome = operator.rewraps()
+    assert outcome.exit_code == 1
+    assert "not opened: orders" in outcome.output
+    assert f"{lost!r}" in outcome.output
+    assert "encrypted anew: 1 data key" in outcome.output
     assert operator.reads(1) == LOG
 
 

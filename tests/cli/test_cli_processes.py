@@ -64,18 +64,18 @@ def bootstrap() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def archive(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("archive") / "store"
-    done = fetchproxy(
+    result = fetchproxy(
         "archive", "--bootstrap", bootstrap, "--store", store.as_uri(), "--topics", "ord.*",
         "--once", "--set", "archive.segment_bytes_max=20000",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return store
 
 
 def test_once_copies_all_that_is_there(archive: Path) -> None:
-    done = fetchproxy("segments", "--store", archive.as_uri(), "--json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
+    result = fetchproxy("segments", "--store", archive.as_uri(), "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
     keys = (
         "topic topic_id partition base_offset last_offset size_bytes state log_start_offset"
         " put_aside"
@@ -93,11 +93,11 @@ def test_once_copies_all_that_is_there(archive: Path) -> None:
 
 def test_a_second_pass_has_nothing_to_do(archive: Path, bootstrap: str) -> None:
     before = sorted(path.name for path in archive.rglob("*.log"))
-    done = fetchproxy(
+    result = fetchproxy(
         "archive", "--bootstrap", bootstrap, "--store", archive.as_uri(), "--topics", "orders",
         "--once",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert sorted(path.name for path in archive.rglob("*.log")) == before
 
 
@@ -105,22 +105,22 @@ def test_deleted_segments_are_told_apart(archive: Path, tmp_path: Path) -> None:
     shutil.copytree(archive, tmp_path / "copy")
     partition = next((tmp_path / "copy").glob("orders-*/0"))
     (partition / f"{300:020d}.log-start-offset").write_text("{}")
-    done = fetchproxy("segments", "--store", (tmp_path / "copy").as_uri(), "--json")
-    own_rows = [row for row in json.loads(done.stdout) if row["partition"] == 0]
+    result = fetchproxy("segments", "--store", (tmp_path / "copy").as_uri(), "--json")
+    own_rows = [row for row in json.loads(result.stdout) if row["partition"] == 0]
     assert {row["log_start_offset"] for row in own_rows} == {300}
     deleted = sum(row["last_offset"] < 300 for row in own_rows)
     assert 0 < deleted < len(own_rows)
-    done = fetchproxy("segments", "--store", (tmp_path / "copy").as_uri())
+    result = fetchproxy("segments", "--store", (tmp_path / "copy").as_uri())
     # A line that goes to a file or to a program is whole.
-    whole = [line for line in done.stdout.splitlines() if line.endswith("D, below the log start")]
+    whole = [line for line in result.stdout.splitlines() if line.endswith("D, below the log start")]
     assert len(whole) == deleted
 
 
 def test_the_table_is_for_people(archive: Path) -> None:
-    done = fetchproxy("segments", "--store", archive.as_uri(), "--topic", "orders")
-    assert done.returncode == 0, done.stderr
-    assert "base offset" in done.stdout
-    assert "segments, " in done.stdout.splitlines()[-1]
+    result = fetchproxy("segments", "--store", archive.as_uri(), "--topic", "orders")
+    assert result.returncode == 0, result.stderr
+    assert "base offset" in result.stdout
+    assert "segments, " in result.stdout.splitlines()[-1]
     none = fetchproxy("segments", "--store", archive.as_uri(), "--topic", "ord")
     assert (none.returncode, none.stdout) == (2, "")
     place = f"nothing of topic ord in the archive at {archive.as_uri()}"
@@ -135,24 +135,24 @@ def test_the_table_is_for_people(archive: Path) -> None:
 
 
 def test_verify_is_clean_then_names_the_fault(archive: Path, tmp_path: Path) -> None:
-    done = fetchproxy("verify", "--store", archive.as_uri())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("4 partitions: clean\n")
+    result = fetchproxy("verify", "--store", archive.as_uri())
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("4 partitions: clean\n")
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", archive, copy], check=True)
     log = sorted(copy.rglob("*.log"))[0]
     content = bytearray(log.read_bytes())
     content[70] ^= 0xFF
     log.write_bytes(content)
-    done = fetchproxy("verify", "--store", copy.as_uri())
-    assert done.returncode == 1
-    faults = [line for line in done.stdout.splitlines() if line.startswith("fault: ")]
+    result = fetchproxy("verify", "--store", copy.as_uri())
+    assert result.returncode == 1
+    faults = [line for line in result.stdout.splitlines() if line.startswith("fault: ")]
     assert len(faults) == 1
     assert log.name in faults[0]
-    assert done.stdout.endswith(": 1 fault\n")
-    done = fetchproxy("verify", "--store", copy.as_uri(), "--json")
-    assert done.returncode == 1
-    report = json.loads(done.stdout)
+    assert result.stdout.endswith(": 1 fault\n")
+    result = fetchproxy("verify", "--store", copy.as_uri(), "--json")
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
     assert (report["verdict"], report["partitions"]) == ("1 fault", 4)
     assert report["faults"][0]["object_key"].endswith(log.name)
     refused = fetchproxy("verify", "--store", copy.as_uri(), "--json", "--repair")
@@ -178,12 +178,12 @@ def test_verify_repairs_what_the_log_says_again(archive: Path, tmp_path: Path) -
     would = [line for line in planned.stdout.splitlines() if line.startswith("would be repaired: ")]
     assert len(would) == 2, planned.stdout + planned.stderr
     assert not metadata.exists()
-    done = fetchproxy("verify", "--store", copy.as_uri(), "--repair")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("repaired: ")] == [
+    result = fetchproxy("verify", "--store", copy.as_uri(), "--repair")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert [line for line in result.stdout.splitlines() if line.startswith("repaired: ")] == [
         line.replace("would be repaired", "repaired") for line in would
     ]
-    assert done.stdout.endswith("4 partitions: clean\n")
+    assert result.stdout.endswith("4 partitions: clean\n")
     assert index.read_bytes() == before
     assert metadata.exists()
 
@@ -210,9 +210,9 @@ def test_records_that_the_brokers_deleted_first_end_once_with_a_list_and_a_code(
         produce(100)
         assert once().returncode == 0
         produce(8_000)  # the mock keeps 5 MiB
-        done = once()
-        assert done.returncode == 2
-        last = done.stderr.splitlines()[-1]
+        outcome = once()
+        assert outcome.returncode == 2
+        last = outcome.stderr.splitlines()[-1]
         assert re.fullmatch(
             r"not archived: orders-0: offsets 100 to \d+: the brokers deleted them before they "
             r"could be copied; they cannot be recovered: raise the brokers' retention, or archive "
@@ -225,22 +225,24 @@ def test_records_that_the_brokers_deleted_first_end_once_with_a_list_and_a_code(
 
 
 def test_no_matching_topic_is_said(bootstrap: str, tmp_path: Path) -> None:
-    done = fetchproxy(
+    result = fetchproxy(
         "archive", "--bootstrap", bootstrap, "--store", tmp_path.as_uri(), "--topics", "nothing",
         "--once",
     )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "fetchproxy: archive.topics = 'nothing' matches no topic"
+    assert result.returncode == 2
+    assert (
+        result.stderr.splitlines()[-1] == "fetchproxy: archive.topics = 'nothing' matches no topic"
+    )
 
 
 def test_brokers_out_of_reach_are_said(tmp_path: Path) -> None:
-    done = fetchproxy(
+    result = fetchproxy(
         "archive", "--bootstrap", "127.0.0.1:1", "--store", tmp_path.as_uri(), "--topics", "t",
         "--once", "--set", "cluster.request_max_ms=300",
     )  # fmt: skip
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "127.0.0.1:1" in done.stderr
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "127.0.0.1:1" in result.stderr
 
 
 def test_a_wrong_bootstrap_is_said_and_makes_it_unready(tmp_path: Path) -> None:
@@ -292,9 +294,9 @@ def test_serve_starts_in_an_outage_of_the_store(bootstrap: str, tmp_path: Path) 
 @pytest.mark.parametrize("archive_only", [False, True])
 def test_a_taken_port_is_said(bootstrap: str, tmp_path: Path, archive_only: bool) -> None:
     mode = ["--archive-only"] if archive_only else ["--bootstrap", bootstrap]
-    done = fetchproxy("serve", *mode, "--store", tmp_path.as_uri(), "--listen", bootstrap)
-    assert done.returncode == 2
-    (error,) = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    result = fetchproxy("serve", *mode, "--store", tmp_path.as_uri(), "--listen", bootstrap)
+    assert result.returncode == 2
+    (error,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]
     assert f"gateway.listen = {bootstrap}: cannot listen there" in error
 
 

@@ -54,6 +54,6 @@ def test_segments_metadata_and_retention_are_those_of_the_configuration(tmp_path
     ],
 )
 def test_what_cannot_be_used_is_named(arguments: list[str], words: str) -> None:
-    done = fetchproxy("sizing", "--mb-per-s", "1", "--partitions", "1", *arguments)
-    assert done.returncode == 2
-    assert words in " ".join(done.stderr.split())
+    result = fetchproxy("sizing", "--mb-per-s", "1", "--partitions", "1", *arguments)
+    assert result.returncode == 2
+    assert words in " ".join(result.stderr.split())

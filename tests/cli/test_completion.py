@@ -34,9 +34,9 @@ def bash_offers(line: str, folder: Path) -> list[str]:
     file = folder / "fetchproxy.bash"
     file.write_text(script(Shell.BASH))
     bash = ["bash", "--norc", "-c", ask, str(file), *words]
-    done = subprocess.run(bash, cwd=folder, capture_output=True, text=True, check=True)
-    assert not done.stderr
-    return done.stdout.split()
+    result = subprocess.run(bash, cwd=folder, capture_output=True, text=True, check=True)
+    assert not result.stderr
+    return result.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_zsh_completes(tmp_path: Path) -> None:
         "compadd() { print -l -- $@ }; source ./_fetchproxy; words=(fetchproxy doctor --w); "
         "CURRENT=3; _fetchproxy; words=(fetchproxy serve --config x); CURRENT=4; _fetchproxy"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         ["zsh", "-f", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert "--wait:Retry until nothing is fatal" in done.stdout
-    assert done.stdout.splitlines()[-1] == "files"
+    assert "--wait:Retry until nothing is fatal" in result.stdout
+    assert result.stdout.splitlines()[-1] == "files"
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish on PATH")
@@ -113,10 +113,10 @@ def test_fish_completes(tmp_path: Path) -> None:
     (tmp_path / "fetchproxy.fish").write_text(script(Shell.FISH))
     asks = ("fetchproxy doc", "fetchproxy doctor --w", "fetchproxy keys ro")
     ask = "; ".join(["source ./fetchproxy.fish", *(f"complete -C '{line}'" for line in asks)])
-    done = subprocess.run(
+    result = subprocess.run(
         ["fish", "--no-config", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    offered = [line.split("\t")[0] for line in done.stdout.splitlines()]
+    offered = [line.split("\t")[0] for line in result.stdout.splitlines()]
     assert offered == ["doctor", "--wait", "rotate"]
 
 
@@ -150,9 +150,11 @@ def test_version_loads_no_part_of_the_program() -> None:
         "print(*sys.modules, sep='\\n')"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    _, *modules = done.stdout.split("\n")
+    _, *modules = result.stdout.split("\n")
     own_modules = [name for name in modules if name.startswith("fetchproxy")]
     assert len(own_modules) <= LOADED_MAX, own_modules
     for large in ("aiohttp", "botocore", "pydantic", "structlog", "kafka", "asyncio", "obstore"):

@@ -28,17 +28,17 @@ cli.main()
     [("--version", 0, "fetchproxy "), ("no-such-command", 2, "No such command")],
 )
 def test_the_exit_code_is_the_commands_own(argument: str, exit_code: int, output: str) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", ABORTS_LATE, argument], capture_output=True, text=True, check=False
     )
-    assert done.returncode == exit_code, done.stderr
-    assert output in done.stdout + done.stderr
+    assert result.returncode == exit_code, result.stderr
+    assert output in result.stdout + result.stderr
 
 
 def test_an_output_that_nobody_reads_is_an_error() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "fetchproxy", "--version"]
-    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False)
     os.close(write_end)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (result.returncode, result.stderr) == (1, b"")

@@ -25,9 +25,9 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def error_of(file: Path | None = None, environ: dict[str, str] | None = None, *sets: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         load_config(file, environ or {}, [parse_assignment(text) for text in sets])
-    return str(caught.value)
+    return str(error.value)
 
 
 def test_without_anything_the_defaults_hold() -> None:
@@ -184,9 +184,9 @@ def test_two_wrong_values_are_both_named(tmp_path: Path) -> None:
 def test_faults_of_all_places_are_named_at_once(tmp_path: Path) -> None:
     file = write(tmp_path, "[gateway]\nconnections_max = 0\nlistn = 5\n[archives]\nx = 1\n")
     environ = {"FETCHPROXY_STORE_ULR": "file:///a", "FETCHPROXY_LOG_LEVEL": "loud"}
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         load_config(file, environ, [parse_assignment("console.listen=nowhere")])
-    faults = caught.value.faults
+    faults = error.value.faults
     assert len(faults) == 6
     for message in (f"connections_max = 0 ({file}:2)", f"gateway.listn ({file}:3)", f"({file}:5)",
                  "FETCHPROXY_STORE_ULR", "'loud' (FETCHPROXY_LOG_LEVEL)",
@@ -196,9 +196,9 @@ def test_faults_of_all_places_are_named_at_once(tmp_path: Path) -> None:
 
 def test_keys_that_contradict_each_other_are_all_named() -> None:
     sets = ["archive.group_instance_id=a", "gateway.tls_client_auth=required"]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         load_config(None, {}, [parse_assignment(text) for text in sets])
-    assert len(caught.value.faults) == 2
+    assert len(error.value.faults) == 2
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_secrets_do_not_show_in_messages() -> None:
     assert "hunter2" not in message
     message = error_of(None, {}, "gateway.connections_max=s3://me:hunter2@bucket")
     assert "hunter2" not in message
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         parse_assignment("secret:hunter2")
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(error.value)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -86,11 +86,11 @@ def test_every_key_is_in_a_group() -> None:
     ],
 )
 def test_broken_groups_are_refused_without_their_values(keys: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         load(**{key: "" if value is None else value for key, value in keys.items()})
-    assert says in str(caught.value)
-    assert SECRET not in str(caught.value)
-    assert "4711" not in str(caught.value)
+    assert says in str(error.value)
+    assert SECRET not in str(error.value)
+    assert "4711" not in str(error.value)
 
 
 def test_a_password_in_the_environment(tmp_path: Path) -> None:
@@ -127,6 +127,6 @@ def test_a_later_place_wins_whether_it_has_the_secret_or_its_file(tmp_path: Path
 
 def test_both_variables_of_a_secret_are_refused() -> None:
     environ = {f"FETCHPROXY_CLUSTER_{k}".upper(): str(v) for k, v in GOOD[0].items()}
-    with pytest.raises(ConfigError, match="only one of them may be set") as caught:
+    with pytest.raises(ConfigError, match="only one of them may be set") as error:
         load_config(None, environ | {"FETCHPROXY_CLUSTER_SASL_PASSWORD_FILE": "/p"})
-    assert SECRET not in str(caught.value)
+    assert SECRET not in str(error.value)

@@ -86,9 +86,9 @@ def test_overrides_take_units() -> None:
     "text", ["64MB", "64M", "64mib", "1.5GiB", "MiB", "-1MiB", "1e3KiB", "64MiB5"]
 )
 def test_other_sizes_are_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         load_config(None, {"FETCHPROXY_ARCHIVE_SPOOL_BYTES_MAX": text})
-    assert str(caught.value) == (
+    assert str(error.value) == (
         f"archive.spool_bytes_max = '{text}' (FETCHPROXY_ARCHIVE_SPOOL_BYTES_MAX): "
         "expected a size: 8GiB, 64MiB, 512KiB or a number of bytes, at least 1MiB"
     )

@@ -171,9 +171,9 @@ class ArchiveContract(RemoteStorageManagerContract):
                 storage.rsm.copy_log_segment_data(segment(), data),
                 storage.objects.put_segment_metadata(segment(), b""),
             ):
-                with pytest.raises(RemoteStorageError, match="layout") as caught:
+                with pytest.raises(RemoteStorageError, match="layout") as error:
                     await call
-                assert not caught.value.retriable
+                assert not error.value.retriable
         await store.put(f"team/archive/{LAYOUT_OBJECT}", b"remote-log-layout 1\n")
         assert await storage.objects.list_partitions() == []
 

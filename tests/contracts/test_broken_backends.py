@@ -41,15 +41,15 @@ def failed() -> set[tuple[str, str]]:
     pairs = (f"({backend} and {test})" for backend, test in REFUSED_BY.items())
     options += ["-k", " or ".join(["Sound", *pairs])]
     options += ["-c", str(ROOT / "pyproject.toml"), str(HERE / "broken_backends.py")]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1, done.stdout[-3000:] + done.stderr
-    failures = re.findall(r"^FAILED .*::(\w+)\[(.*?)\]", done.stdout, re.MULTILINE)
+    assert result.returncode == 1, result.stdout[-3000:] + result.stderr
+    failures = re.findall(r"^FAILED .*::(\w+)\[(.*?)\]", result.stdout, re.MULTILINE)
     known = {*REFUSED_BY, "Sound"}
     return {(part, test) for test, words in failures for part in words.split("-") if part in known}
 

@@ -108,13 +108,13 @@ GCS = [pytest.param("gcs", marks=pytest.mark.gcs)]
 
 
 def failing(method: str, part_of_target: str, fault: Fault, times: int) -> Callable[..., object]:
-    left = times
+    failures_left = times
 
     def judge(request: Request) -> Fault | None:
-        nonlocal left
-        if request.method != method or part_of_target not in request.target or not left:
+        nonlocal failures_left
+        if request.method != method or part_of_target not in request.target or not failures_left:
             return None
-        left -= 1
+        failures_left -= 1
         return fault
 
     return judge

@@ -124,9 +124,9 @@ class TestHdfsObjectStore(ObjectStoreContract):
     ) -> None:
         path = tmp_path / "segment"
         path.write_bytes(b"0123456789")
-        with pytest.raises(RemoteStorageError, match="became shorter") as caught:
+        with pytest.raises(RemoteStorageError, match="became shorter") as error:
             await store._put("k", 20, store._file_content(path, 20))
-        assert not caught.value.retriable
+        assert not error.value.retriable
         assert await keys_of(store.list("")) == []
 
     async def test_it_tells_the_time(self, store: HdfsObjectStore) -> None:

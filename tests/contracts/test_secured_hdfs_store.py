@@ -122,13 +122,13 @@ class TestKerberos:
         kdc.keytab("other", f"HTTP/localhost@{Kdc.REALM}")
         try:
             async with open_folder(secured_hdfs, "x") as store:
-                with pytest.raises(RemoteStorageError) as caught:
+                with pytest.raises(RemoteStorageError) as error:
                     await store.get("k")
         finally:
             # The NameNode reads the file for each ticket.
             kdc.keytab("hdfs", f"HTTP/localhost@{Kdc.REALM}")
-        assert isinstance(caught.value, StorageDenied)
-        assert "status 403" in str(caught.value)
+        assert isinstance(error.value, StorageDenied)
+        assert "status 403" in str(error.value)
 
 
 @pytest.mark.slow

@@ -50,19 +50,19 @@ def doctor(setup: SetUp, *arguments: str, **environment: str) -> Ended:
 
 
 def test_a_sound_set_up_ends_with_0(plain: SetUp) -> None:
-    done = doctor(plain, "--before", "--skip", "FP0501", "--skip", "FP0502")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "√ FP0101 a bootstrap address accepts connections\n" in done.stdout
-    assert "\nbrokers and topics\n------------------\n" in done.stdout
-    assert "exit code 0" in done.stdout
-    assert "FP0402" not in done.stdout  # there is no TLS with the brokers
+    result = doctor(plain, "--before", "--skip", "FP0501", "--skip", "FP0502")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "√ FP0101 a bootstrap address accepts connections\n" in result.stdout
+    assert "\nbrokers and topics\n------------------\n" in result.stdout
+    assert "exit code 0" in result.stdout
+    assert "FP0402" not in result.stdout  # there is no TLS with the brokers
 
 
 def test_a_warning_ends_with_1_and_says_what_to_do(plain: SetUp) -> None:
     setup = plain.having({"archive.topics": "nothing-of-this-name"})
-    done = doctor(setup, "--before", "--skip", "machine")
-    assert done.returncode == 1, done.stdout
-    lines = done.stdout.splitlines()
+    result = doctor(setup, "--before", "--skip", "machine")
+    assert result.returncode == 1, result.stdout
+    lines = result.stdout.splitlines()
     at = lines.index("‼ FP0112 `archive.topics` matches topics")
     assert "nothing-of-this-name" in lines[at + 1]
     assert lines[at + 2].startswith("    -> correct `archive.topics` (`kafka-topics.sh")
@@ -71,25 +71,25 @@ def test_a_warning_ends_with_1_and_says_what_to_do(plain: SetUp) -> None:
 
 def test_what_is_fatal_ends_with_2_and_ends_its_category(plain: SetUp) -> None:
     setup = plain.having({"cluster.bootstrap": f"127.0.0.1:{free_port()}"})
-    done = doctor(setup, "--before", "--plain")
-    assert done.returncode == 2
-    assert "XX FP0101" in done.stdout
-    assert "FP0102" not in done.stdout
-    assert done.stdout.isascii()
-    assert "FP0503" in done.stdout  # other categories go on
+    result = doctor(setup, "--before", "--plain")
+    assert result.returncode == 2
+    assert "XX FP0101" in result.stdout
+    assert "FP0102" not in result.stdout
+    assert result.stdout.isascii()
+    assert "FP0503" in result.stdout  # other categories go on
 
 
 def test_a_terminal_without_utf_8_gets_ascii(plain: SetUp) -> None:
-    done = doctor(plain, "--before", "--skip", "store", PYTHONIOENCODING="ascii")
-    assert done.stdout.isascii()
-    assert "ok FP0101" in done.stdout
+    result = doctor(plain, "--before", "--skip", "store", PYTHONIOENCODING="ascii")
+    assert result.stdout.isascii()
+    assert "ok FP0101" in result.stdout
 
 
 def test_as_json(plain: SetUp) -> None:
     setup = plain.having({"cluster.bootstrap": f"127.0.0.1:{free_port()}"})
-    done = doctor(setup, "--before", "--json")
-    document = json.loads(done.stdout)
-    assert document["exit_code"] == done.returncode == 2
+    result = doctor(setup, "--before", "--json")
+    document = json.loads(result.stdout)
+    assert document["exit_code"] == result.returncode == 2
     [fatal_check] = [check for check in document["checks"] if check["state"] == "fatal"]
     assert (fatal_check["id"], fatal_check["category"]) == ("FP0101", "brokers and topics")
     [finding] = fatal_check["findings"]
@@ -100,11 +100,11 @@ def test_as_json(plain: SetUp) -> None:
 def test_settings_that_cannot_be_used_are_findings_too(tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
     file.write_text('[gateway]\nlistn = "x"\n[store]\ntimeout_ms = "soon"\n')
-    done = fetchproxy("doctor", "--config", str(file), "--plain")
-    assert done.returncode == 2
-    assert f"unknown key gateway.listn ({file}:2)" in done.stdout
-    assert f"({file}:4): expected a duration" in done.stdout
-    assert "fetchproxy config --check" in done.stdout
+    result = fetchproxy("doctor", "--config", str(file), "--plain")
+    assert result.returncode == 2
+    assert f"unknown key gateway.listn ({file}:2)" in result.stdout
+    assert f"({file}:4): expected a duration" in result.stdout
+    assert "fetchproxy config --check" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_settings_that_cannot_be_used_are_findings_too(tmp_path: Path) -> None:
     [(("--skip", "FP9999"), "expected the id of a check"), (("--wait", "soon"), "a duration")],
 )
 def test_a_wrong_command_line_ends_with_2(arguments: tuple[str, ...], says: str) -> None:
-    done = fetchproxy("doctor", *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
+    result = fetchproxy("doctor", *arguments)
+    assert result.returncode == 2
+    assert says in result.stderr
 
 
 def test_wait_goes_on_until_nothing_is_fatal(tmp_path: Path) -> None:
@@ -182,12 +182,12 @@ def test_a_disk_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
 
     arguments = ["doctor", "--before", "--store", tmp_path.as_uri(), "--skip", "brokers and topics"]
     arguments += ["--set", f"gateway.tls_certificate_file={pipe}"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2, done.stderr
-    assert "FP0401" in done.stdout
-    assert "no response within 1 s" in done.stdout
+    assert result.returncode == 2, result.stderr
+    assert "FP0401" in result.stdout
+    assert "no response within 1 s" in result.stdout
 
 
 async def test_secrets_never_show(plain: SetUp) -> None:
@@ -248,10 +248,10 @@ def test_the_present_file_is_that_of_the_environment(plain: SetUp, tmp_path: Pat
         file.write_text(f'[archive]\ntopics = "{topics}"\n')
     setup = plain.having({"archive.topics": None})
     arguments = ("--before", "--config", str(then), "--skip", "machine")
-    done = doctor(setup, *arguments, FETCHPROXY_CONFIG=str(now))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "archive.topics: orders-1 becomes orders-.*\n" in done.stdout
-    assert "topics gained: orders-2\ntopics lost: none\n" in done.stdout
+    result = doctor(setup, *arguments, FETCHPROXY_CONFIG=str(now))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "archive.topics: orders-1 becomes orders-.*\n" in result.stdout
+    assert "topics gained: orders-2\ntopics lost: none\n" in result.stdout
 
 
 def test_a_process_that_runs_tells_what_is_in_force(plain: SetUp, tmp_path: Path) -> None:
@@ -268,20 +268,22 @@ def test_a_process_that_runs_tells_what_is_in_force(plain: SetUp, tmp_path: Path
         addresses += f'console.listen = "127.0.0.1:{proxy.console_port}"\n'
         then.write_text(common + addresses + 'archive.topics = "orders-.*"\nlog.level = "debug"\n')
         command = ("doctor", "--config", str(then), "--present", str(file), "--skip", "machine")
-        done = fetchproxy(*command)
+        result = fetchproxy(*command)
         then.write_text(then.read_text() + 'gateway.permit_ttl_ms = "5s"\n')
         with_more = json.loads(fetchproxy(*command, "--json").stdout)
-    assert "archive.topics: orders-1 becomes orders-.*\n" in done.stdout, done.stdout + done.stderr
-    assert "prices.get_usd_per_1000: 0.5 becomes 0.0\n" in done.stdout
-    assert "SIGHUP is enough" in done.stdout
-    assert "topics gained: orders-2\ntopics lost: none\n" in done.stdout
+    assert "archive.topics: orders-1 becomes orders-.*\n" in result.stdout, (
+        result.stdout + result.stderr
+    )
+    assert "prices.get_usd_per_1000: 0.5 becomes 0.0\n" in result.stdout
+    assert "SIGHUP is enough" in result.stdout
+    assert "topics gained: orders-2\ntopics lost: none\n" in result.stdout
     assert with_more["change"]["needs_restart"] == ["gateway.permit_ttl_ms"]
     keys = {one["key"] for one in with_more["change"]["settings"]}
     changed = {"archive.topics", "prices.get_usd_per_1000", "log.level", "gateway.permit_ttl_ms"}
     assert keys == changed
-    done = fetchproxy(*command)  # it runs no more
-    assert "of-another-time becomes orders-.*" in done.stdout
-    assert "Connection refused" in done.stderr
+    result = fetchproxy(*command)  # it runs no more
+    assert "of-another-time becomes orders-.*" in result.stdout
+    assert "Connection refused" in result.stderr
 
 
 def test_settings_of_several_workers_are_not_taken_for_those_of_all(plain: SetUp) -> None:

@@ -58,7 +58,7 @@ def verify(store: str) -> str:
 
 
 def segments(store: str, topic: str) -> list[dict[str, Any]]:
-    done = fetchproxy("segments", "--store", store, "--topic", topic, "--json")
-    assert done.returncode == (0 if done.stdout != "[]\n" else 2), done.stderr
-    segments: list[dict[str, Any]] = json.loads(done.stdout)
+    result = fetchproxy("segments", "--store", store, "--topic", topic, "--json")
+    assert result.returncode == (0 if result.stdout != "[]\n" else 2), result.stderr
+    segments: list[dict[str, Any]] = json.loads(result.stdout)
     return segments

@@ -111,7 +111,7 @@ class Terminal:
 
     def run(self, command: str, *, typed: str = "") -> str:
         """What it prints. `typed`: its input."""
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-o", "pipefail", "-c", self.here(command)],
             cwd=self._cwd,
             env=self.environment,
@@ -120,7 +120,7 @@ class Terminal:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert result.returncode == 0, (command, result.stdout, result.stderr)
         # The console consumer counts on stderr.
-        counted = re.findall(r"^Processed a total of .*$", done.stderr, re.MULTILINE)
-        return "\n".join([done.stdout.rstrip("\n"), *counted])
+        counted = re.findall(r"^Processed a total of .*$", result.stderr, re.MULTILINE)
+        return "\n".join([result.stdout.rstrip("\n"), *counted])

@@ -137,10 +137,10 @@ Tool = Callable[[str], list[str]]
 
 def tool(main_class: str, *arguments: str) -> Tool:
     def run(bootstrap: str) -> list[str]:
-        done = run_tool(
+        result = run_tool(
             f"org.apache.kafka.tools.{main_class}", "--bootstrap-server", bootstrap, *arguments
         )
-        return done.stdout.splitlines()
+        return result.stdout.splitlines()
 
     return run
 

@@ -81,8 +81,8 @@ def test_another_proxy_sees_it_and_a_stock_admin_client_gets_it(
     ):
         assert raw.fetch_until_data(12, name, None, 10).records
         admin = AdminClient({"bootstrap.servers": proxy.bootstrap})
-        done = admin.delete_records([TopicPartition(name, 0, 321)], request_timeout=30)
-        assert [future.result().low_watermark for future in done.values()] == [321]
+        outcome = admin.delete_records([TopicPartition(name, 0, 321)], request_timeout=30)
+        assert [future.result().low_watermark for future in outcome.values()] == [321]
         # A view in use is at most view_age_max_ms old.
         wait_for("the other proxy", lambda: raw.fetch(12, name, None, 10, wait_ms=50).error != 0)
         assert raw.list_offset(6, name, -2) == (0, -1, 321)

@@ -148,17 +148,17 @@ def test_what_is_refused(scene: Scene, tmp_path: Path) -> None:
     assert "store-slow is running" in post_drill(f"{base}?fault=store-down&for_s=1")[1]
     assert post_drill(base, "DELETE")[0] == 200
     with ProxyProcess(scene.kafka.bootstrap, scene.store, tmp_path) as other:
-        done = fetchproxy("drill", "store-down", "--console", f"127.0.0.1:{other.console_port}")
-        assert done.returncode == 2
-        assert "set drills.enabled = true" in done.stderr
+        result = fetchproxy("drill", "store-down", "--console", f"127.0.0.1:{other.console_port}")
+        assert result.returncode == 2
+        assert "set drills.enabled = true" in result.stderr
     for words, why in (
         (("store-down",), "use --console"),
         (("store-down", "--console", "127.0.0.1:1"), "does not respond"),
         (("store-down", "--console", "127.0.0.1:1", "--broker", "a:1"), "option of broker-down"),
         (("store-down", "--console", "127.0.0.1:1", "--for", "soon"), "--for soon"),
     ):
-        done = fetchproxy("drill", *words)
-        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+        result = fetchproxy("drill", *words)
+        assert (result.returncode, why in result.stderr) == (2, True), result.stderr
 
 
 def post_drill(url: str, method: str = "POST", **headers: str) -> tuple[int, str]:

@@ -63,8 +63,8 @@ def tiered(find_part: FindPart[Path], tmp_path: Path) -> Iterator[KafkaServer]:
 def first_offset(bootstrap: str, of: str) -> int:
     """`of`: `earliest`, or `-4` for what the broker itself has."""
     tool = "org.apache.kafka.tools.GetOffsetShell"
-    done = run_tool(tool, "--bootstrap-server", bootstrap, "--topic", "history", "--time", of)
-    return int(done.stdout.rpartition(":")[2])
+    result = run_tool(tool, "--bootstrap-server", bootstrap, "--topic", "history", "--time", of)
+    return int(result.stdout.rpartition(":")[2])
 
 
 def alter(bootstrap: str, settings: str) -> None:
@@ -84,8 +84,8 @@ def test_history_outlives_kafkas_tier(tiered: KafkaServer, tmp_path: Path) -> No
     data, store = TopicData("history"), (tmp_path / "archive").as_uri()
     produce(tiered.bootstrap, data, COUNT, size=1000)
     wait_for("a tier", lambda: first_offset(tiered.bootstrap, "-4") > 0)
-    done = archive_once(tiered.bootstrap, store, "history")
-    assert done.returncode == 0, done.stderr
+    result = archive_once(tiered.bootstrap, store, "history")
+    assert result.returncode == 0, result.stderr
     assert output_of("verify", "--store", store).rstrip().endswith("clean")
     alter(tiered.bootstrap, disabled)
     wait_for("no tier", lambda: first_offset(tiered.bootstrap, "earliest") > 0)

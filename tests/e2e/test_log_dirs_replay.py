@@ -52,10 +52,10 @@ def test_what_the_broker_deleted_is_read_from_the_archive(
     folder = kafka_server.data_dir / f"{data.topic}-0"
     end = max(int(path.stem) for path in folder.glob("*.log"))
     before = read(kafka_server.bootstrap, data.topic, end, "read_uncommitted")
-    done = archive_once(
+    result = archive_once(
         kafka_server.bootstrap, store, data.topic, {"archive.log_dirs": kafka_server.data_dir}
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert archived_ends(store, data.topic) == {0: end}
     trim(kafka_server.bootstrap, data.topic, {0: end})
     with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
@@ -68,8 +68,8 @@ def test_what_the_broker_deleted_is_read_from_the_archive(
 def test_a_folder_that_is_none_is_refused_at_the_start(
     kafka_server: KafkaServer, topic: str, tmp_path: Path
 ) -> None:
-    done = archive_once(
+    result = archive_once(
         kafka_server.bootstrap, (tmp_path / "store").as_uri(), topic, {"archive.log_dirs": tmp_path}
     )
-    assert done.returncode != 0
-    assert f"archive.log_dirs: {tmp_path} is not a readable log directory" in done.stderr
+    assert result.returncode != 0
+    assert f"archive.log_dirs: {tmp_path} is not a readable log directory" in result.stderr

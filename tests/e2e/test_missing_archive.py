@@ -70,10 +70,10 @@ def test_no_archiver_begins_a_second_archive_at_a_missing_mount(
     root.rename(tmp_path / "mounted")
     for make in (lambda: None, root.mkdir):
         make()
-        done = ended(command, kafka_server.bootstrap, root.as_uri(), name)
-        assert done.returncode == 2
-        assert root.as_uri() in done.stderr
-        assert "--create" in done.stderr.splitlines()[-1]
+        outcome = ended(command, kafka_server.bootstrap, root.as_uri(), name)
+        assert outcome.returncode == 2
+        assert root.as_uri() in outcome.stderr
+        assert "--create" in outcome.stderr.splitlines()[-1]
         assert not root.exists() or list(root.iterdir()) == []
 
 
@@ -89,9 +89,9 @@ def test_no_archiver_begins_a_second_archive_at_a_mistyped_prefix(
     bucket, name = s3_server.create_bucket("mistyped"), "mistyped-prefix"
     archived_topic(kafka_server, s3_server.store_url(bucket, "archive"), tmp_path, name)
     wrong = s3_server.store_url(bucket, "archvie")
-    done = ended("archive", kafka_server.bootstrap, wrong, name, "archive.local_retention_ms=1")
-    assert done.returncode == 2
-    assert "--create" in done.stderr
+    outcome = ended("archive", kafka_server.bootstrap, wrong, name, "archive.local_retention_ms=1")
+    assert outcome.returncode == 2
+    assert "--create" in outcome.stderr
     for command in ("verify", "segments"):
         process = fetchproxy(command, "--store", wrong)
         assert process.returncode == 2

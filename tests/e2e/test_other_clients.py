@@ -31,9 +31,9 @@ LineReader = Callable[[str, str, dict[int, int], str], list[Line]]
 
 
 def run(command: list[str]) -> list[str]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout.splitlines()
 
 
 def as_lines(records: Records, of: Callable[[bytes], str] = bytes.decode) -> list[Line]:
@@ -72,7 +72,7 @@ def read_by_kcat(bootstrap: str, topic: str, ends: dict[int, int], isolation: st
 def read_by_java(
     bootstrap: str, topic: str, where: list[str], count: int, isolation: str
 ) -> list[Line]:
-    done = run_tool(
+    result = run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", topic, *where),
         *("--max-messages", str(count), "--timeout-ms", "60000"),
@@ -82,9 +82,9 @@ def read_by_java(
         *("--property", "print.key=true"),
         *("--property", "key.separator= "),
     )
-    assert "OffsetOutOfRange" not in done.stderr
+    assert "OffsetOutOfRange" not in result.stderr
     plain = [line.replace("Partition:", "").replace("Offset:", "") for line in
-             done.stdout.splitlines()]  # fmt: skip
+             result.stdout.splitlines()]  # fmt: skip
     return parsed(plain)
 
 

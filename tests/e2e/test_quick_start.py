@@ -44,11 +44,11 @@ class QuickStart:
         return [sys.executable, "-m", "fetchproxy", *shlex.split(line)[1:]]
 
     def run(self, words: str) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             self.command(words), cwd=PROJECT, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
 
     def read_all(self, place: str) -> list[bytes]:
         consumer = Consumer(

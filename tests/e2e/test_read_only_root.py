@@ -37,11 +37,11 @@ def read_only_but_for(folder: Path) -> list[str]:
 def writable(tmp_path: Path) -> Path:
     probe = [*read_only_but_for(tmp_path), "sh", "-c", f"touch {tmp_path}/here; ! touch /tmp/there"]
     try:
-        done = subprocess.run(probe, capture_output=True, text=True, check=False)
+        result = subprocess.run(probe, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         pytest.skip("unshare is not on PATH (Debian's package util-linux)")
-    if done.returncode != 0:
-        pytest.skip(f"no namespaces for this user: {done.stderr.strip()[-200:]}")
+    if result.returncode != 0:
+        pytest.skip(f"no namespaces for this user: {result.stderr.strip()[-200:]}")
     return tmp_path
 
 

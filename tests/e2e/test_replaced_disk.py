@@ -59,9 +59,9 @@ class World:
 
     def resolved(self, topic: str, *arguments: str) -> str:
         """The output of the command, which must succeed."""
-        done = self.resolve(topic, *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        outcome = self.resolve(topic, *arguments)
+        assert outcome.returncode == 0, outcome.stderr
+        return outcome.stdout
 
     def read(self, topic: str, offset: int) -> int:
         """The base offset of the batch that a fetch of `offset` through the proxy gives first."""

@@ -36,8 +36,8 @@ def restore(bootstrap: str, store: str, *more: str) -> str:
 def run(what: str, bootstrap: str, store: str, *more: str) -> tuple[int, str]:
     """Exit code and output."""
     where = ("--bootstrap", bootstrap, "--store", store)
-    done = fetchproxy(what, *where, *more, *limited.options(BY_TOPIC))
-    return done.returncode, done.stdout + done.stderr
+    result = fetchproxy(what, *where, *more, *limited.options(BY_TOPIC))
+    return result.returncode, result.stdout + result.stderr
 
 
 @pytest.mark.slow
@@ -63,8 +63,8 @@ def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
     assert METADATA_TOPIC not in AdminClient({"bootstrap.servers": broker}).list_topics().topics
     assert not metadata[1].exists()
 
-    done = restore(broker, store)
-    assert f"segments restored: {len(metadata)}; partitions: 1" in done
+    outcome = restore(broker, store)
+    assert f"segments restored: {len(metadata)}; partitions: 1" in outcome
     assert metadata[1].exists()
     assert "segments restored: 0; partitions: 1" in restore(broker, store)
 

@@ -42,11 +42,11 @@ class Field:
     def attack(self, seed: int, frames: int) -> dict[str, int]:
         """Send so many hostile frames; what the sender counted."""
         command = [sys.executable, str(HERE / "hostile_client.py"), self.proxy.bootstrap]
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, str(self.topic_id), str(seed), str(frames)], capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-        counted: dict[str, int] = json.loads(done.stdout)
+        assert result.returncode == 0, result.stderr[-3000:]
+        counted: dict[str, int] = json.loads(result.stdout)
         assert counted["sent"] == frames
         return counted
 

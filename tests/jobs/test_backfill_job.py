@@ -119,11 +119,11 @@ def dated(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_record_with_all_that_it_has(archive: WrittenArchive, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run(target(archive, out))
+    outcome = run(target(archive, out))
     assert [dated(row) for row in rows(out)] == [expected(offset) for offset in range(300)]
-    assert len(done) > 5
-    assert sum(manifest.rows for manifest in done) == 300
-    for manifest in done:
+    assert len(outcome) > 5
+    assert sum(manifest.rows for manifest in outcome) == 300
+    for manifest in outcome:
         for file in manifest.files:
             assert file.path.startswith("topic_folder=orders/date=")
             assert (out / file.path).stat().st_size == file.size_bytes
@@ -242,9 +242,9 @@ def test_a_corrupt_segment_is_named_and_its_range_has_nothing(
     path.write_bytes(log)
     to = target(archive, tmp_path / "out")
     tasks = plan_backfill(to, 1_500).tasks
-    done = [attempt(partial(backfill_range, to), task, task.range.name) for task in tasks]
-    (failure,) = [one for one in done if isinstance(one, ItemFailure)]
-    broken = tasks[done.index(failure)]
+    outcome = [attempt(partial(backfill_range, to), task, task.range.name) for task in tasks]
+    (failure,) = [one for one in outcome if isinstance(one, ItemFailure)]
+    broken = tasks[outcome.index(failure)]
     assert failure.name == broken.range.name
     assert not failure.retriable
     assert path.name in failure.error
@@ -266,11 +266,11 @@ def test_what_was_skipped_is_written_once_it_is_mended(
     sound, gone = path.read_bytes(), missing.read_bytes()
     path.write_bytes(sound[:-5] + bytes([sound[-5] ^ 0xFF]) + sound[-4:])
     missing.unlink()
-    done = run(to)
-    assert sum(m.skipped_records for m in done) == 300 - len(rows(out)) == 110
-    assert sum(m.faults for m in done) == 3  # a batch, and the log in each of its two ranges
+    outcome = run(to)
+    assert sum(m.skipped_records for m in outcome) == 300 - len(rows(out)) == 110
+    assert sum(m.faults for m in outcome) == 3  # a batch, and the log in each of its two ranges
     again = run(to)  # as it is still damaged: the same, and nothing else is done again
-    assert again == [m for m in done if not m.is_whole]
+    assert again == [m for m in outcome if not m.is_whole]
     path.write_bytes(sound)
     missing.write_bytes(gone)
     for task in plan_backfill(to, 1_500).tasks:
@@ -291,19 +291,19 @@ def test_a_batch_that_is_too_large_is_named_and_the_rest_of_its_range_is_written
     out = tmp_path / "out"
     limited = target(archive, out, maxUnpackedBytes="100000")
     for _ in range(2):
-        [done] = run(limited)
-        [failure] = too_large_in(limited.options, [done])
+        [outcome] = run(limited)
+        [failure] = too_large_in(limited.options, [outcome])
         assert "offsets 10 to 14, 15 to 19 of orders-0 are left out" in failure.error
         assert "too large to unpack here" in failure.error
         assert "maxUnpackedBytes=100000 " in failure.error
         assert [row["offset"] for row in rows(out)] == [*range(10), *range(20, 30)]
-        assert (done.rows, done.faults, done.is_whole) == (20, 0, False)
+        assert (outcome.rows, outcome.faults, outcome.is_whole) == (20, 0, False)
     lenient = target(archive, out, maxUnpackedBytes="100000", failOnDataLoss="false")
-    [done] = run(lenient)
-    assert not list(too_large_in(lenient.options, [done]))
-    assert (done.skipped_records, done.faults) == (10, 2)
-    [done] = run(target(archive, out))  # with more memory
-    assert done.is_whole
+    [outcome] = run(lenient)
+    assert not list(too_large_in(lenient.options, [outcome]))
+    assert (outcome.skipped_records, outcome.faults) == (10, 2)
+    [outcome] = run(target(archive, out))  # with more memory
+    assert outcome.is_whole
     assert [row["offset"] for row in rows(out)] == list(range(30))
     assert run(target(archive, out)) == []
 
@@ -642,8 +642,8 @@ def test_an_output_that_cannot_be_written_or_read(archive: WrittenArchive, tmp_p
     with pytest.raises(ConfigError, match=f"the output {file} cannot be read or written"):
         backfill(None, source, str(file))
     to = target(archive, tmp_path / "out")
-    done = run(to)
-    manifest = tmp_path / f"out/_backfill/done/{done[0].range.name}.json"
+    outcome = run(to)
+    manifest = tmp_path / f"out/_backfill/done/{outcome[0].range.name}.json"
     for damaged in ("", "{}", "[]", manifest.read_text()[:-5]):
         manifest.write_text(damaged)
         with pytest.raises(ConfigError, match=f"{manifest.name} is not a manifest"):

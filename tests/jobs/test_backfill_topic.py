@@ -129,8 +129,8 @@ def test_every_record_with_all_that_it_has_and_no_more_in_a_second_run(
 ) -> None:
     topic = create_topic(2, ANY_TIME)
     to = target(archive, kafka_server, topic)
-    assert [done.records for done in run(to, kafka_server)] == [300, 300]
-    assert [done.records for done in run(to, kafka_server)] == [0, 0]
+    assert [outcome.records for outcome in run(to, kafka_server)] == [300, 300]
+    assert [outcome.records for outcome in run(to, kafka_server)] == [0, 0]
     for partition in range(2):
         assert read(kafka_server, topic, partition) == expected(partition)
 
@@ -309,8 +309,8 @@ def test_one_that_was_killed_goes_on_and_repeats_nothing(
         )
         assert killed.returncode == -signal.SIGKILL
     to = target(archive, kafka_server, topic)
-    done = copy_partition(to, plan_topic(config_of(kafka_server), to)[0][0])
-    assert done.records == 300 - 2 * RECORDS_MAX
+    outcome = copy_partition(to, plan_topic(config_of(kafka_server), to)[0][0])
+    assert outcome.records == 300 - 2 * RECORDS_MAX
     assert read(kafka_server, topic, 0) == expected(0)
 
 

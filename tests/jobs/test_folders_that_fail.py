@@ -89,11 +89,11 @@ def each_job(
     config, here = config_at(archive.url), Here()
     verified = verify(here, config)
     yield "verify", verified.report.segments, verified.failures
-    for name, done in (
+    for name, outcome in (
         ("reindex", reindex(here, config, dry_run=True)),
         ("merge", merge(here, config)),
     ):
-        yield name, len(done.results), done.failures
+        yield name, len(outcome.results), outcome.failures
     reported = report(here, config)
     yield "report", len(reported.figures), reported.failures
     mirrored = mirror(here, config, (out / "copy").as_uri(), MirrorOptions())
@@ -105,27 +105,27 @@ def test_a_partitions_folder(
     archive: WrittenArchive, mounts: Mounts, tmp_path: Path, error: int
 ) -> None:
     mounts.away, mounts.error = folder_of(archive, TP), error
-    for job, done, failures in each_job(archive, tmp_path):
+    for job, outcome, failures in each_job(archive, tmp_path):
         assert [failure.name for failure in failures] == [str(TP)], (job, failures)
         assert str(mounts.away.relative_to(archive.folder)) in failures[0].error, job
         assert os.strerror(error) in failures[0].error, job
-        assert done == 2, job
+        assert outcome == 2, job
     mounts.away = None
-    for job, done, failures in each_job(archive, tmp_path):
-        assert (done, failures) == (3, ()), job
+    for job, outcome, failures in each_job(archive, tmp_path):
+        assert (outcome, failures) == (3, ()), job
 
 
 def test_a_topics_folder(archive: WrittenArchive, mounts: Mounts, tmp_path: Path) -> None:
     mounts.away = folder_of(archive, TP).parent
-    for job, done, failures in each_job(archive, tmp_path):
+    for job, outcome, failures in each_job(archive, tmp_path):
         # `mirror` also copies a note about the topic.
         named = {failure.name for failure in failures} - {f"{mounts.away.name}/cluster-id"}
         assert named == {TP.topic}, (job, failures)
         assert f"{mounts.away}: {os.strerror(EIO)}" in failures[0].error, job
-        assert done == 1, job
+        assert outcome == 1, job
     mounts.away = None
-    for job, done, failures in each_job(archive, tmp_path):
-        assert (done, failures) == (3, ()), job
+    for job, outcome, failures in each_job(archive, tmp_path):
+        assert (outcome, failures) == (3, ()), job
 
 
 async def test_a_backfill(archive: WrittenArchive, mounts: Mounts) -> None:
@@ -146,10 +146,10 @@ async def test_a_backfill(archive: WrittenArchive, mounts: Mounts) -> None:
 def test_segments(archive: WrittenArchive, mounts: Mounts, whole_topic: bool) -> None:
     folder = folder_of(archive, TP)
     mounts.away = folder.parent if whole_topic else folder
-    done = CliRunner().invoke(app, ["segments", "--store", archive.url, "--json"])
-    assert done.exit_code == EXIT_USER_ERROR, done.output
-    assert len(json.loads(done.stdout)) == (1 if whole_topic else 2)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
+    result = CliRunner().invoke(app, ["segments", "--store", archive.url, "--json"])
+    assert result.exit_code == EXIT_USER_ERROR, result.output
+    assert len(json.loads(result.stdout)) == (1 if whole_topic else 2)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
     assert f"the folder {mounts.away}: {os.strerror(EIO)}" in line
 
 

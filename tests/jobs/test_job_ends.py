@@ -27,10 +27,10 @@ def ended(*arguments: str) -> Ended:
     return fetchproxy(*arguments, environment={**environment(), **keys})
 
 
-def one_line(done: Ended) -> str:
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+def one_line(end: Ended) -> str:
+    assert end.returncode == 2, end.stdout + end.stderr
+    assert end.stdout == ""
+    (line,) = end.stderr.splitlines()
     assert line.startswith("fetchproxy: ")
     return line
 
@@ -125,12 +125,12 @@ def test_a_topic_without_records_stops_no_other(tmp_path: Path) -> None:
 
     asyncio.run(describe())
     arguments = ("--store", archive.url, "--parquet", str(tmp_path / "out"))
-    done = ended("backfill", *arguments, "--topics", "orders,new")
-    assert done.returncode == 0, done.stderr
-    assert "in 1 range written" in done.stdout
-    done = ended("backfill", *arguments, "--topics", "new")
-    assert done.returncode == 0, done.stderr
-    assert "0 records in 0 ranges written" in done.stdout
+    outcome = ended("backfill", *arguments, "--topics", "orders,new")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "in 1 range written" in outcome.stdout
+    outcome = ended("backfill", *arguments, "--topics", "new")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "0 records in 0 ranges written" in outcome.stdout
 
 
 @pytest.mark.parametrize(

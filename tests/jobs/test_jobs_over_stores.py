@@ -64,10 +64,10 @@ def check_jobs(runs: Runs, url: str, archive: WrittenArchive, tmp_path: Path) ->
     verified = runs("verify", "--store", url)
     assert verified.returncode == 0, verified.stderr
     for store, out in ((url, "there"), (archive.url, "here")):
-        done = runs(
+        outcome = runs(
             "backfill", "--store", store, "--topics", "orders", "--parquet", str(tmp_path / out)
         )
-        assert done.returncode == 0, done.stderr
+        assert outcome.returncode == 0, outcome.stderr
     there, here = (
         ds.dataset(tmp_path / out, format="parquet", partitioning="hive")
         .to_table()

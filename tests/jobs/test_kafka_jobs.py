@@ -93,10 +93,10 @@ def test_the_plan_says_what_there_is_to_copy(
 def test_a_pass_copies_all_and_a_second_one_nothing(
     kafka_server: KafkaServer, config: Config, data: TopicData
 ) -> None:
-    done = archived(config)
+    outcome = archived(config)
     assert archived_ends(config.store.url or "", data.topic) == data.ends(kafka_server.bootstrap)
-    assert all(partition.segments > 2 for partition in done)
-    assert all(p.archive_end == p.planned.last_stable_offset for p in done)
+    assert all(partition.segments > 2 for partition in outcome)
+    assert all(p.archive_end == p.planned.last_stable_offset for p in outcome)
     assert sum(p.segments for p in archived(config)) == 0
     report = verified(config)
     assert report.clean, report.faults
@@ -109,8 +109,8 @@ def test_transactions_are_archived_up_to_the_last_stable_offset(
     data = TopicData(create_topic())
     produce_transactions(kafka_server.bootstrap, data, transactions=9, records=20)
     config = config_for(kafka_server.bootstrap, data.topic, tmp_path)
-    (done,) = archived(config)
-    assert done.archive_end == done.planned.last_stable_offset
+    (outcome,) = archived(config)
+    assert outcome.archive_end == outcome.planned.last_stable_offset
     assert verified(config).clean
 
 
@@ -169,9 +169,9 @@ def test_topics_are_described_and_the_empty_ones_too(
     some, nothing = create_topic(PARTITIONS), create_topic(2)
     produce(kafka_server.bootstrap, TopicData(some), 5, partition_count=1)
     config = config_for(kafka_server.bootstrap, f"{some}|{nothing}", tmp_path)
-    plan, done = archive(Here(), config)
+    plan, outcome = archive(Here(), config)
     assert {topic.name for topic in plan.topics} == {some, nothing}
-    assert done.failures == ()
+    assert outcome.failures == ()
 
     async def described() -> dict[str, TopicDescription]:
         async with stored_archive(config) as opened:
@@ -228,8 +228,8 @@ def test_a_lost_metadata_topic_is_written_again(
     planned = list(map(restore_work(by_topic, True, False), groups))
     assert sum(len(group.repaired.repairs) for group in planned) == 1
     assert in_loop(_metadata_topic(by_topic, create=True)) is True
-    done = list(map(restore_work(by_topic, False, True), groups))
-    assert sum(p.restored for group in done for p in group.partitions) == len(metadata)
+    outcome = list(map(restore_work(by_topic, False, True), groups))
+    assert sum(p.restored for group in outcome for p in group.partitions) == len(metadata)
     assert metadata[1].exists()
     again = list(map(restore_work(by_topic, False, True), groups))
     assert sum(p.restored for group in again for p in group.partitions) == 0
@@ -268,10 +268,10 @@ def test_a_client_reads_on_while_segments_are_merged_and_the_small_ones_go(
         archive_and_trim(broker, store, data)
         (tp,), _ = in_loop(stored_partitions(config, None))
         small = len(logs(tmp_path))
-        done = merge_work(config, MergeOptions(bytes_max=60_000))(tp)
-        assert done.merged > 1
-        assert len(logs(tmp_path)) == small + done.merged
-        logs_expected = small - done.replaced + done.merged
+        outcome = merge_work(config, MergeOptions(bytes_max=60_000))(tp)
+        assert outcome.merged > 1
+        assert len(logs(tmp_path)) == small + outcome.merged
+        logs_expected = small - outcome.replaced + outcome.merged
         for _ in range(100):
             assert read_confluent(proxy.bootstrap, data.topic, data.ends(broker)) == data.written
             if len(logs(tmp_path)) == logs_expected:

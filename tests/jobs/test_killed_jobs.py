@@ -57,17 +57,17 @@ def test_a_reindex_that_is_killed_ends_as_a_clean_one(
         spool = ("--set", f"archive.spool_dir={tmp_path / 'spool'}")
         return ("reindex", "--store", folder.as_uri(), *spool)
 
-    done = runs(*reindex(clean))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(".index: derived from the log") == len(indexes)
+    outcome = runs(*reindex(clean))
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.count(".index: derived from the log") == len(indexes)
     with runs.running(*reindex(archive)) as job:
         job.wait_until(lambda: sum((archive / index).exists() for index in indexes) > 1)
         job.kill()
     missing_indexes = sum(not (archive / index).exists() for index in indexes)
     assert 0 < missing_indexes < len(indexes)
-    done = runs(*reindex(archive))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(".index: derived from the log") == missing_indexes
+    outcome = runs(*reindex(archive))
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.count(".index: derived from the log") == missing_indexes
     assert objects(archive) == objects(clean)
     assert runs("verify", "--store", archive.as_uri()).returncode == 0
 
@@ -128,8 +128,8 @@ def test_a_restore_that_is_killed_ends_as_a_clean_one(
         killed.kill()
     assert events(kafka_server, topic) < 2 * SEGMENTS
     assert 0 < missing(kafka_server, archive, settings) < 2 * SEGMENTS
-    done = runs(*job)
-    assert done.returncode == 0, done.stderr
+    outcome = runs(*job)
+    assert outcome.returncode == 0, outcome.stderr
     assert missing(kafka_server, archive, settings) == 0
 
 
@@ -180,14 +180,14 @@ def test_an_archive_that_is_killed_ends_as_a_clean_one(
         paths = (tmp_path / name).rglob("*.metadata")
         return sum(b"COPY_SEGMENT_FINISHED" in path.read_bytes() for path in paths)
 
-    done = ON_SPARK(*archived("clean"))
-    assert done.returncode == 0, done.stderr
+    outcome = ON_SPARK(*archived("clean"))
+    assert outcome.returncode == 0, outcome.stderr
     with ON_SPARK.running(*archived("killed")) as job:
         job.wait_until(lambda: finished("killed") > 10)
         job.kill()
     assert 10 < finished("killed") < finished("clean")
-    done = ON_SPARK(*archived("killed"))
-    assert done.returncode == 0, done.stderr
+    outcome = ON_SPARK(*archived("killed"))
+    assert outcome.returncode == 0, outcome.stderr
     assert rows_of_archive(tmp_path / "killed") == rows_of_archive(tmp_path / "clean")
     assert archived_ends((tmp_path / "killed").as_uri(), data.topic) == data.ends(
         kafka_server.bootstrap

@@ -83,11 +83,11 @@ def peak(archive: WrittenArchive, out: Path, job: str) -> tuple[int, int, str]:
         "report": ["--out", str(out / "report")],
     }
     command = [sys.executable, "-m", "fetchproxy", job, "--store", archive.url, *more.get(job, [])]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PEAK, *command], capture_output=True, text=True, check=True
     )
-    code, size = done.stdout.split()
-    return int(code), int(size), done.stderr
+    code, size = result.stdout.split()
+    return int(code), int(size), result.stderr
 
 
 def archive_of(

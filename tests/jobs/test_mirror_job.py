@@ -100,11 +100,11 @@ async def test_a_topic_that_the_copys_store_cannot_hold_is_named_before_a_record
     await archive.add([batch(0)], tp=long_name)
     room = len(TP.topic) + 25  # of a folder's name: the topic, a separator and its id
     monkeypatch.setattr(FilesystemObjectStore, "part_bytes_max", room)
-    done = mirrored(a, b)
-    [failed] = done.failures
+    outcome = mirrored(a, b)
+    [failed] = outcome.failures
     assert (failed.name, failed.retriable) == (str(long_name), False)
     assert "--to cannot hold this topic: its name has" in failed.error
-    assert [one.tp for one in done.partitions] == [TP], "the others are copied"
+    assert [one.tp for one in outcome.partitions] == [TP], "the others are copied"
     assert not list((b / PREFIX).glob(f"{long_name.topic}*"))
     assert mirrored(a, b, cut_over=True).refused == "not everything was copied"
 
@@ -130,9 +130,9 @@ async def test_changed_metadata_are_copied_without_the_log(
     cut = archive.segments[2]
     await archive.restate(replace(cut, end_offset=49, copied_end_offset=cut.end_offset))
     await archive.state(end_offset=49)
-    [done] = mirrored(a, b).partitions
-    assert done.copied == 1
-    assert done.bytes_copied < 2_000
+    [outcome] = mirrored(a, b).partitions
+    assert outcome.copied == 1
+    assert outcome.bytes_copied < 2_000
     assert objects(b) == objects(a)
 
 
@@ -168,8 +168,8 @@ async def test_what_the_archive_has_lost_stays_in_the_mirror(
     mirrored(a, b)
     before = objects(b)
     await archive.storage.rsm.delete_log_segment_data(archive.segments[1])  # nothing was said of it
-    done = mirrored(a, b)
-    [result] = done.partitions
+    outcome = mirrored(a, b)
+    [result] = outcome.partitions
     assert any("20 to 39" in fault.what for fault in result.faults)
     assert len(result.kept) == 1
     assert objects(b) == before
@@ -210,10 +210,10 @@ async def test_foreign_objects_in_the_archive_are_left_there(
         path = a / PREFIX / name.removeprefix(f"{PREFIX}/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-    done = mirrored(a, b)
-    assert not done.failures
-    assert [partition.faults for partition in done.partitions] == [[]]
-    assert done.partitions[0].copied == 3
+    outcome = mirrored(a, b)
+    assert not outcome.failures
+    assert [partition.faults for partition in outcome.partitions] == [[]]
+    assert outcome.partitions[0].copied == 3
     assert all(is_key(name) for name in objects(b))
 
 
@@ -240,8 +240,8 @@ async def test_a_damaged_segment_is_named_and_not_copied(
 ) -> None:
     damaged = archive.segments[1]
     await archive.change(damaged, file, flip(-3))
-    done = mirrored(a, b)
-    [result] = done.partitions
+    outcome = mirrored(a, b)
+    [result] = outcome.partitions
     assert {f"{PREFIX}/{fault.object_key}" for fault in result.faults} == {
         archive.key(damaged, file)
     }
@@ -511,8 +511,8 @@ async def test_the_old_place_is_emptied_after_the_grace(
     waits = deleted(a, b, grace_ms=60_000)
     assert 50_000 < waits.wait_ms <= 60_000
     assert objects(a) == before
-    done = deleted(a, b)
-    assert done.is_complete
+    outcome = deleted(a, b)
+    assert outcome.is_complete
     assert objects(a) == {"stranger.txt": b"x"}
     assert not (a / PREFIX / LAYOUT_OBJECT).exists()
     assert objects(b).keys() | {"stranger.txt"} == before.keys()
@@ -525,8 +525,8 @@ async def test_nothing_is_deleted_of_what_the_new_place_has_otherwise(
     mirrored(a, b, cut_over=True)
     path = b / archive.key(archive.segments[1], file)
     path.write_bytes(flip(-2)(path.read_bytes()))
-    done = deleted(a, b)
-    assert not done.is_complete
+    outcome = deleted(a, b)
+    assert not outcome.is_complete
     stem = archive.key(archive.segments[1], SegmentFile.LOG)[:-4].removeprefix(f"{PREFIX}/")
     assert {name for name in objects(a) if name.endswith(SEGMENT_SUFFIXES)} == {
         f"{stem}{suffix}" for suffix in SEGMENT_SUFFIXES
@@ -540,9 +540,9 @@ async def test_nothing_is_deleted_where_the_new_place_has_lost_something(
     mirrored(a, b, cut_over=True)
     before = objects(a)
     (b / archive.key(archive.segments[1], SegmentFile.METADATA)).unlink()
-    done = deleted(a, b)
-    assert not done.is_complete
-    assert done.partitions[0].faults
+    outcome = deleted(a, b)
+    assert not outcome.is_complete
+    assert outcome.partitions[0].faults
     assert objects(a) == before
 
 

@@ -127,10 +127,10 @@ def test_new_keys_reach_the_mirror_before_the_old_one_goes(archive: Encrypted) -
     archive.mirrored()
     archive.rotated()
     assert archive.rewrapped(archive.a).rewrapped == 3
-    [done] = archive.mirrored().partitions
-    assert not done.faults
-    assert done.copied == 3
-    assert done.bytes_copied < 3_000  # the logs were not read again
+    [outcome] = archive.mirrored().partitions
+    assert not outcome.faults
+    assert outcome.copied == 3
+    assert outcome.bytes_copied < 3_000  # the logs were not read again
     assert objects(archive.b) == objects(archive.a)
     archive.without("old")
     assert archive.read(archive.b) == LOG
@@ -149,9 +149,9 @@ def test_an_old_key_is_needed_until_each_copy_has_the_new_one(archive: Encrypted
     assert lines[0] == "has 3 data keys: new"
     assert lines[-1] == f"the copy at {copy} has 3 data keys: old"
     archive.mirrored()
-    done = archive.dry_run()
-    assert (done.exit_code, ": old" in done.output) == (0, False)
-    assert f"the copy at {copy} has 3 data keys: new" in done.output
+    outcome = archive.dry_run()
+    assert (outcome.exit_code, ": old" in outcome.output) == (0, False)
+    assert f"the copy at {copy} has 3 data keys: new" in outcome.output
     archive.b.rename(archive.b.with_name("away"))
     lost = archive.dry_run()
     assert lost.exit_code == 1
@@ -209,9 +209,9 @@ def test_a_cut_over_opens_each_segment_at_the_target(archive: Encrypted) -> None
     path = archive.path(archive.b, 1, SegmentFile.LOG)
     path.write_bytes(flip(40)(path.read_bytes()))
     for with_damaged in (False, True):
-        done = archive.mirrored(cut_over=True, with_damaged=with_damaged)
-        assert done.refused == "not everything was copied"
-        assert "does not open at --to" in whats(done.failures)
+        outcome = archive.mirrored(cut_over=True, with_damaged=with_damaged)
+        assert outcome.refused == "not everything was copied"
+        assert "does not open at --to" in whats(outcome.failures)
     assert archive.read(archive.a) == LOG
     assert archive.mirrored(cut_over=True, compare=True).cut_over
     assert archive.read(archive.b) == LOG
@@ -245,9 +245,9 @@ def test_what_is_damaged_since_the_copy_does_not_replace_it(
     archive.mirrored()
     before = objects(archive.b)
     archive.damage(1, file)
-    [done] = archive.mirrored(with_damaged=with_damaged).partitions
-    assert done.faults
-    assert done.copied == 0
+    [outcome] = archive.mirrored(with_damaged=with_damaged).partitions
+    assert outcome.faults
+    assert outcome.copied == 0
     assert objects(archive.b) == before
 
 
@@ -259,8 +259,8 @@ def test_a_wrapped_key_that_opens_nothing_does_not_replace_the_other(archive: En
         document = json.loads(path.read_text())
         document["key_id"] = "gone"
         path.write_text(json.dumps(document))
-    [done] = archive.mirrored().partitions
-    assert whats(done.faults).count("'gone'") == 3
+    [outcome] = archive.mirrored().partitions
+    assert whats(outcome.faults).count("'gone'") == 3
     assert objects(archive.b) == before
 
 
@@ -269,8 +269,8 @@ def test_a_rebuilt_index_reaches_the_mirror(archive: Encrypted) -> None:
     archive.damage(1, SegmentFile.INDEX)
     faults = verify(Here(), archive.config(archive.a)).report.faults
     repair(Here(), archive.config(archive.a), faults)
-    [done] = archive.mirrored().partitions
-    assert (done.copied, done.faults) == (1, [])
+    [outcome] = archive.mirrored().partitions
+    assert (outcome.copied, outcome.faults) == (1, [])
     assert objects(archive.b).items() >= {
         (k, v) for k, v in objects(archive.a).items() if k.endswith(".index")
     }
@@ -292,8 +292,8 @@ def test_changed_metadata_of_an_encrypted_segment_are_not_taken_over(archive: En
     document = json.loads(path.read_text())
     document["max_timestamp_ms"] += 1
     path.write_text(json.dumps(document))
-    [done] = archive.mirrored().partitions
-    assert "max_timestamp_ms" in whats(done.faults)
+    [outcome] = archive.mirrored().partitions
+    assert "max_timestamp_ms" in whats(outcome.faults)
     assert objects(archive.b) == before
 
 
@@ -302,8 +302,8 @@ def test_without_keys_no_encrypted_segment_is_taken_over(archive: Encrypted) -> 
     before = objects(archive.b)
     archive.rotated()
     archive.rewrapped(archive.a)
-    [done] = mirrored(archive.a, archive.b).partitions
-    assert whats(done.faults).count("'new'") == 3
+    [outcome] = mirrored(archive.a, archive.b).partitions
+    assert whats(outcome.faults).count("'new'") == 3
     assert objects(archive.b) == before
 
 
@@ -314,8 +314,8 @@ def test_a_segment_that_anybody_may_have_put_there_is_named_and_stays_one(
     archive.written.at_rest = NO_ENCRYPTION
     forged = archive.written.add([batch(60), batch(70)])
     with capture_logs() as logged:
-        [done] = archive.mirrored().partitions
-    assert not done.faults
+        [outcome] = archive.mirrored().partitions
+    assert not outcome.faults
     named = [one["object_key"] for one in logged if one["event"] == "segment_not_encrypted"]
     log = archive.written.path(forged, SegmentFile.LOG)
     assert {Path(name).name for name in named} == {log.name}

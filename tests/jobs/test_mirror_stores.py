@@ -57,9 +57,9 @@ def contents(url: str) -> dict[str, bytes]:
 
 
 def mirror(source: str, target: str, *more: str, code: int = 0, runs: Runs = HERE) -> str:
-    done = runs("mirror", "--from", source, "--to", target, *more)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    outcome = runs("mirror", "--from", source, "--to", target, *more)
+    assert outcome.returncode == code, outcome.stdout + outcome.stderr
+    return outcome.stdout + outcome.stderr
 
 
 def copied(output: str) -> int:
@@ -118,8 +118,8 @@ def test_a_mirror_that_is_killed_goes_on(
         job.kill()
     before = whole()
     assert 10 < len(before) < 2 * SEGMENTS
-    done = mirror(archive.url, folder.as_uri(), runs=runs)
-    assert copied(done) == 2 * SEGMENTS - len(before)
+    outcome = mirror(archive.url, folder.as_uri(), runs=runs)
+    assert copied(outcome) == 2 * SEGMENTS - len(before)
     assert before.items() <= whole().items(), "nothing that was whole is written again"
     assert contents(folder.as_uri()) == contents(archive.url)
     assert ended("verify", "--store", folder.as_uri()).returncode == 0
@@ -264,9 +264,9 @@ def test_an_archive_that_a_metadata_topic_rules_moves(
 
     def archived(store: str, code: int = 0) -> str:
         where = ("archive", "--bootstrap", broker, "--store", store, "--topics", topic, "--once")
-        done = ended(*where, *ruled, *small, *spool)
-        assert done.returncode == code, done.stderr
-        return done.stderr
+        outcome = ended(*where, *ruled, *small, *spool)
+        assert outcome.returncode == code, outcome.stderr
+        return outcome.stderr
 
     produce(broker, data, 300)
     archived(source)
@@ -289,16 +289,18 @@ def test_an_archive_that_a_metadata_topic_rules_moves(
     emptied = mirror(source, there, "--move", "--set", "archive.retention_grace_ms=0")
     assert "deleted at --from" in emptied
     assert contents(source) == {}
-    done = ended("verify", "--store", there, "--bootstrap", broker, *ruled)
-    assert (done.returncode, "clean" in done.stdout) == (0, True), done.stdout + done.stderr
+    outcome = ended("verify", "--store", there, "--bootstrap", broker, *ruled)
+    assert (outcome.returncode, "clean" in outcome.stdout) == (0, True), (
+        outcome.stdout + outcome.stderr
+    )
 
 
 def ended_by_store(broker: str, store: str, topic: str, spool: list[str]) -> str:
     """What an archiver says that takes the store for what rules the metadata."""
     where = ("archive", "--bootstrap", broker, "--store", store, "--topics", topic, "--once")
-    done = ended(*where, *spool)
-    assert done.returncode == 2
-    return done.stderr
+    outcome = ended(*where, *spool)
+    assert outcome.returncode == 2
+    return outcome.stderr
 
 
 @pytest.mark.kafka
@@ -331,8 +333,8 @@ def test_records_served_from_the_mirror_are_those_of_the_broker(
         before = segments()
         archiver.wait_until(lambda: segments() > before)
         assert "an archiver is at work" in mirror(source, there, "--cut-over", code=2)
-    done = ended(*archive, *small, *spool, "--once")
-    assert done.returncode == 0, done.stderr
+    outcome = ended(*archive, *small, *spool, "--once")
+    assert outcome.returncode == 0, outcome.stderr
     mirror(source, there, "--cut-over")
     refused = ended(*archive, *small, *spool, "--once")
     assert refused.returncode == 2

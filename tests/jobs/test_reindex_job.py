@@ -47,9 +47,9 @@ def test_indexes_and_metadata_come_back_from_the_logs(
     ]
     assert len(planned.left) == 2
     assert not verify_work(config)(TP).clean
-    done = reindex_work(config, False)(TP)
-    assert done.repaired == planned.repaired
-    assert done.left == ()
+    outcome = reindex_work(config, False)(TP)
+    assert outcome.repaired == planned.repaired
+    assert outcome.left == ()
     report = verify_work(config)(TP)
     assert report.clean
     assert (report.segments, report.size_bytes) == (
@@ -65,11 +65,11 @@ def test_a_corrupt_log_stays_a_fault_and_keeps_nothing_else_from_being_mended(
 ) -> None:
     broken = archive.segments[1]
     asyncio.run(archive.change(broken, SegmentFile.LOG, flip(100)))
-    done = reindex_work(config_of(tmp_path), False)(TP)
-    assert len(done.repaired.repairs) == 1
-    assert ".index" in done.repaired.repairs[0]
-    assert any("CRC-32C" in refusal for refusal in done.repaired.refusals)
-    assert done.left
+    outcome = reindex_work(config_of(tmp_path), False)(TP)
+    assert len(outcome.repaired.repairs) == 1
+    assert ".index" in outcome.repaired.repairs[0]
+    assert any("CRC-32C" in refusal for refusal in outcome.repaired.refusals)
+    assert outcome.left
 
 
 def test_partitions_whose_events_lie_together_share_a_task() -> None:

@@ -284,12 +284,12 @@ def test_a_scale_reaches_the_largest() -> None:
 
 
 def test_the_tables_without_spark(archive: PlantedArchive, tmp_path: Path) -> None:
-    done = report(Here(), config_of(tmp_path))
+    outcome = report(Here(), config_of(tmp_path))
     for _ in range(2):
-        done.write(tmp_path / "out")
-        for name, rows in table_rows(done.figures).items():
+        outcome.write(tmp_path / "out")
+        for name, rows in table_rows(outcome.figures).items():
             table = ds.dataset(tmp_path / "out" / name, format="parquet").to_table()
             names = [column.split()[0] for column in SCHEMAS[name].split(",")]
             assert table.column_names == names
             assert [tuple(row.values()) for row in table.to_pylist()] == rows
-    assert (tmp_path / "out/report.html").read_text() == done.html
+    assert (tmp_path / "out/report.html").read_text() == outcome.html

@@ -27,8 +27,8 @@ def test_a_restore(
     places = ("--store", store, "--bootstrap", broker)
     size = ("--set", "archive.segment_bytes_max=20000")
     spool = ("--set", f"archive.spool_dir={tmp_path / 'spool'}")
-    done = HERE("archive", "--once", *places, "--archive", data.topic, *size, *spool)
-    assert done.returncode == 0, done.stderr
+    outcome = HERE("archive", "--once", *places, "--archive", data.topic, *size, *spool)
+    assert outcome.returncode == 0, outcome.stderr
     (next((tmp_path / "store").rglob("*.metadata"))).unlink()  # is derived from its log
     by_topic = {
         "metadata.manager": "topic",
@@ -40,8 +40,8 @@ def test_a_restore(
     before = runs("verify", *places, *settings)
     assert before.returncode == 2, before.stdout
     assert f"there is no metadata topic __{data.topic}" in before.stderr
-    done = runs("restore", *places, *settings)
-    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = runs("restore", *places, *settings)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     verified = runs("verify", *places, *settings)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     again = runs("restore", *places, *settings)
@@ -69,8 +69,8 @@ def test_verify_on_spark_names_what_only_the_metadata_topic_knows(
         "archive.spool_dir": str(tmp_path / "spool"),
     }
     settings = [word for key, value in by_topic.items() for word in ("--set", f"{key}={value}")]
-    done = HERE("archive", "--once", *places, "--archive", data.topic, *settings)
-    assert done.returncode == 0, done.stderr
+    outcome = HERE("archive", "--once", *places, "--archive", data.topic, *settings)
+    assert outcome.returncode == 0, outcome.stderr
     assert ON_SPARK("verify", *places, *settings).returncode == 0
     for path in (tmp_path / "store").glob("*/1/*"):
         path.unlink()

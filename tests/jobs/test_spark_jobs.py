@@ -65,11 +65,11 @@ EVERY_RECORD: Records = [(p, offset) for p in range(2) for offset in range(PER_P
 def test_a_job(runs: Runs, archive: WrittenArchive) -> None:
     """What is found in the workers comes back as the command's."""
     archive.path(archive.segments[7], SegmentFile.INDEX).unlink()
-    done = runs("verify", "--store", archive.url)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "object is missing" in done.stdout
-    assert "60 segments" in done.stdout
-    assert "1 fault" in done.stdout
+    outcome = runs("verify", "--store", archive.url)
+    assert outcome.returncode == 1, outcome.stdout + outcome.stderr
+    assert "object is missing" in outcome.stdout
+    assert "60 segments" in outcome.stdout
+    assert "1 fault" in outcome.stdout
 
 
 @pytest.mark.parametrize("runs", BOTH)
@@ -97,9 +97,9 @@ def test_a_backfill_that_is_killed_ends_as_a_clean_one(
         return [*job, "--parquet", str(out), "--range-bytes", "4000"]
 
     clean, killed = tmp_path / "clean", tmp_path / "killed"
-    done = runs(*backfill(clean))
-    assert done.returncode == 0, done.stderr
-    assert "6,000 records" in done.stdout
+    outcome = runs(*backfill(clean))
+    assert outcome.returncode == 0, outcome.stderr
+    assert "6,000 records" in outcome.stdout
     assert records(clean) == EVERY_RECORD
     ranges = len(list((clean / "_backfill/done").iterdir()))
     for finished_count in (1, 10):
@@ -206,10 +206,10 @@ def test_workers_that_are_lost_each_time_are_said_to_be(
         "    import functools\n"
     )
     job = ["verify", "--store", archive.url]
-    done = ON_SPARK(*job, "--conf", f"spark.executorEnv.PYTHONPATH={tmp_path}")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "a worker process was lost with its task" in done.stderr
-    assert "orders-0" in done.stderr
+    outcome = ON_SPARK(*job, "--conf", f"spark.executorEnv.PYTHONPATH={tmp_path}")
+    assert outcome.returncode == 2, outcome.stdout + outcome.stderr
+    assert "a worker process was lost with its task" in outcome.stderr
+    assert "orders-0" in outcome.stderr
 
 
 @pytest.mark.parametrize("runs", BOTH)
@@ -218,10 +218,10 @@ def test_a_store_that_does_not_answer_is_said_to(runs: Runs, archive: WrittenArc
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"s3://bucket/prefix?endpoint_url=http://127.0.0.1:{silent.getsockname()[1]}"
         more = ["--set", "store.timeout_ms=2000"]
-        done = runs("verify", "--store", f"{url}&region=us-east-1", *more)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "fetchproxy: " in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+        outcome = runs("verify", "--store", f"{url}&region=us-east-1", *more)
+    assert outcome.returncode == 2, outcome.stdout + outcome.stderr
+    assert "fetchproxy: " in outcome.stderr.splitlines()[-1]
+    assert "Traceback" not in outcome.stderr
 
 
 @pytest.mark.parametrize("runs", BOTH)
@@ -233,14 +233,14 @@ def test_a_backfill_tells_what_it_skips_and_writes_it_once_it_is_mended(
     path.write_bytes(sound[:-9] + bytes([sound[-9] ^ 1]) + sound[-8:])
     job = ["backfill", "--store", archive.url, "--topics", "orders"]
     job += ["--parquet", str(tmp_path / "out"), "--option", "corruptBatches=skip"]
-    done = runs(*job)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("5,990 records in ")
-    assert "passed over: orders: up to 10 records of 1 damaged or missing object" in done.stdout
+    outcome = runs(*job)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.startswith("5,990 records in ")
+    assert "passed over: orders: up to 10 records of 1 damaged or missing object" in outcome.stdout
     path.write_bytes(sound)
-    done = runs(*job)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed over" not in done.stdout
+    outcome = runs(*job)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "passed over" not in outcome.stdout
     assert records(tmp_path / "out") == EVERY_RECORD
     assert runs(*job).stdout.startswith("0 records in 0 ranges written")
 
@@ -252,9 +252,9 @@ def test_a_hole_in_one_topic_does_not_stop_the_others(
     archive.path(archive.segments[3], SegmentFile.METADATA).unlink()
     job = ["backfill", "--store", archive.url, "--topics", "orders"]
     job += ["--parquet", str(tmp_path / "out")]
-    done = runs(*job)
-    assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("failed: "))
+    outcome = runs(*job)
+    assert outcome.returncode == 2, outcome.stdout + outcome.stderr
+    (line,) = (line for line in outcome.stderr.splitlines() if line.startswith("failed: "))
     assert "orders-0: offsets 300 to 399 are in no segment" in line
     assert "with --option failOnDataLoss=false" in line
     assert records(tmp_path / "out") == [one for one in EVERY_RECORD if one[0] == 1]

@@ -84,9 +84,9 @@ def halved(number: int) -> int:
 def test_what_fails_fails_alone_and_is_named() -> None:
     progress: list[Progress] = []
     work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
-    done = OnSpark(Session(), progress.append).each([2, 3, 4, 5], work)
-    assert done.results == (1, 2)
-    assert [str(f) for f in done.failures] == [
+    outcome = OnSpark(Session(), progress.append).each([2, 3, 4, 5], work)
+    assert outcome.results == (1, 2)
+    assert [str(f) for f in outcome.failures] == [
         "number 3: CorruptSegment: three is broken",
         "number 5: StorageUnavailable: away (may be tried again)",
     ]
@@ -114,9 +114,9 @@ def test_results_come_in_the_order_of_the_items(
     progress: list[Progress] = []
     early: list[int] = []
     work = StoreWork("divide", opened, divided, name=lambda n: f"number {n}", size=lambda n: n)
-    done = runner(progress.append).each([2, 3, 4, 5, 6, 8], work, early.append)
-    assert list(done.results) == early == [1, 2, 3, 4]
-    assert [failure.name for failure in done.failures] == ["number 3", "number 5"]
+    outcome = runner(progress.append).each([2, 3, 4, 5, 6, 8], work, early.append)
+    assert list(outcome.results) == early == [1, 2, 3, 4]
+    assert [failure.name for failure in outcome.failures] == ["number 3", "number 5"]
     assert progress[-1] == Progress(items_done=6, items=6, size_done=10)
 
 
@@ -129,8 +129,8 @@ def test_what_cannot_be_opened_fails_each_item(
         raise StorageUnavailable("away")
         yield 2
 
-    done = runner(lambda progress: None).each([2, 4], StoreWork("divide", away, divided))
-    assert [str(failure) for failure in done.failures] == [
+    outcome = runner(lambda progress: None).each([2, 4], StoreWork("divide", away, divided))
+    assert [str(failure) for failure in outcome.failures] == [
         "2: StorageUnavailable: away (may be tried again)",
         "4: StorageUnavailable: away (may be tried again)",
     ]
@@ -158,9 +158,9 @@ def test_a_part_of_an_item_is_progress() -> None:
 def test_work_here_is_spread_over_processes() -> None:
     progress: list[Progress] = []
     work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
-    done = Here(progress.append).each([2, 3, 4, 5], work)
-    assert done.results == (1, 2)
-    assert [failure.name for failure in done.failures] == ["number 3", "number 5"]
+    outcome = Here(progress.append).each([2, 3, 4, 5], work)
+    assert outcome.results == (1, 2)
+    assert [failure.name for failure in outcome.failures] == ["number 3", "number 5"]
     assert progress[-1] == Progress(items_done=4, items=4, size_done=3)
 
 
@@ -171,9 +171,9 @@ def test_a_worker_process_that_dies_is_named_by_what_it_had() -> None:
 
 
 def test_a_defect_costs_its_item_alone() -> None:
-    done = Here().each([2, 0, 4], Work("break", broken_at_zero))
-    assert done.results == (2, 4)
-    (failure,) = done.failures
+    outcome = Here().each([2, 0, 4], Work("break", broken_at_zero))
+    assert outcome.results == (2, 4)
+    (failure,) = outcome.failures
     assert (failure.name, failure.retriable) == ("0", False)
     assert failure.error == "KeyError: 0 (a bug in fetchproxy: the log has the traceback)"
     assert not [child for child in active_children() if child.is_alive()]
@@ -252,12 +252,12 @@ def test_what_may_succeed_later_is_tried_once_more_at_the_end() -> None:
 
     results: list[int] = []
     work = StoreWork("try", opened, do, name=lambda item: f"item {item}")
-    done = Here().each(range(5), work, results.append)
+    outcome = Here().each(range(5), work, results.append)
     assert sorted(tries[:5]) == [0, 1, 2, 3, 4]
     assert sorted(tries[5:]) == [1, 2]
-    assert done.results == (0, 10, 40)
+    assert outcome.results == (0, 10, 40)
     assert sorted(results) == [0, 10, 40]
-    assert [failure.name for failure in done.failures] == ["item 2", "item 3"]
+    assert [failure.name for failure in outcome.failures] == ["item 2", "item 3"]
 
 
 def test_many_failures_in_a_row_are_an_outage_that_ends_the_job() -> None:
@@ -276,14 +276,14 @@ def test_many_failures_in_a_row_are_an_outage_that_ends_the_job() -> None:
         return item
 
     count = 10 * ITEMS_FAILED_IN_A_ROW_MAX
-    done = Here().each(range(count), StoreWork("try", opened, do))
-    assert done.results == (5,)
-    assert len(done.failures) == count - 1
+    outcome = Here().each(range(count), StoreWork("try", opened, do))
+    assert outcome.results == (5,)
+    assert len(outcome.failures) == count - 1
     # Twice; the one that works begins the count anew. Some are begun at the same time.
     assert len(tried) <= 2 * (ITEMS_FAILED_IN_A_ROW_MAX + AT_ONCE_HERE) + 6
-    assert done.failures[-1].error == (
+    assert outcome.failures[-1].error == (
         "not tried, because others failed before: StorageUnavailable: no answer"
     )
-    assert done.failures[-1].retriable
+    assert outcome.failures[-1].retriable
     back.append(True)
     assert Here().each(range(count), StoreWork("try", opened, do)).results == tuple(range(count))

@@ -68,9 +68,9 @@ def test_both_runners_repair_the_same(archive: PlantedArchive, tmp_path: Path) -
         repair(runner, config, faults, dry_run=True) for runner in (Here(), OnSpark(Session()))
     ]
     assert planned[0] == planned[1]
-    done = repair(Here(), config, faults)
-    assert done == planned[0]
-    assert sum(len(partition.repairs) for partition in done[0].results) == 1
+    outcome = repair(Here(), config, faults)
+    assert outcome == planned[0]
+    assert sum(len(partition.repairs) for partition in outcome[0].results) == 1
     (fault_left,) = verify(Here(), config).report.faults
     assert fault_left.partition == 0
 

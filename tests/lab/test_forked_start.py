@@ -22,14 +22,14 @@ def command_line(pid: int) -> str:
 def test_output_exit_code_folder_and_usage(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [*COMMAND, "segments", "--store", "file:///nowhere", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "/nowhere" in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "/nowhere" in result.stderr
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > before.ru_utime
     (tmp_path / "own.toml").write_text("[store]\nurl = 'file:///from-the-file'\n")
     command = [*COMMAND, "config", "--config", "own.toml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "file:///from-the-file" in done.stdout
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "file:///from-the-file" in result.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
@@ -64,9 +64,9 @@ def test_a_script_is_forked_with_its_own_path(tmp_path: Path) -> None:
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "more")}
     command = [sys.executable, str(script), "an argument"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (3, "")
-    words, started_by = done.stdout.splitlines()
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (3, "")
+    words, started_by = result.stdout.splitlines()
     assert words == "beside further an argument"
     assert HELPER in started_by
 

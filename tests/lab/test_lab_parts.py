@@ -68,9 +68,9 @@ def test_franz_go_fails_below_the_log_start(
     produce(kafka_server.bootstrap, topic, 10)
     trim(kafka_server.bootstrap, topic, 3)
     command = franz_reader_command(kafka_server.bootstrap, topic, {0: 10})
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
-    assert done.returncode == 1
-    assert "OFFSET_OUT_OF_RANGE" in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    assert result.returncode == 1
+    assert "OFFSET_OUT_OF_RANGE" in result.stderr
 
 
 @pytest.mark.kafka

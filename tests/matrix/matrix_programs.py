@@ -21,11 +21,11 @@ PROGRAM_S = 120
 
 
 def run(command: list[str], stdin: str | None = None) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         command, input=stdin, capture_output=True, text=True, check=False, timeout=PROGRAM_S
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    return done.stdout
+    assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
+    return result.stdout
 
 
 def parsed(text: str) -> list[Line]:
@@ -127,7 +127,7 @@ def java_console(
     reset: str = "none",
     timeout_ms: int = 60_000,
 ) -> list[Line]:
-    done = run_tool(
+    result = run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", topic, *where),
         *("--max-messages", str(count), "--timeout-ms", str(timeout_ms)),
@@ -136,8 +136,8 @@ def java_console(
         *("--property", "print.key=true", "--property", "key.separator= "),
         timeout_s=PROGRAM_S,
     )
-    assert "OffsetOutOfRange" not in done.stderr
-    return parsed(done.stdout.replace("Partition:", "").replace("Offset:", ""))
+    assert "OffsetOutOfRange" not in result.stderr
+    return parsed(result.stdout.replace("Partition:", "").replace("Offset:", ""))
 
 
 def java_assign(bootstrap: str, topic: str, until: dict[int, int], level: str) -> list[Line]:
@@ -153,12 +153,12 @@ def java_group(bootstrap: str, topic: str, group: str, count: int, level: str) -
 
 
 def java_produce(bootstrap: str, topic: str, count: int) -> None:
-    done = run_tool(
+    result = run_tool(
         "org.apache.kafka.tools.VerifiableProducer",
         *("--bootstrap-server", bootstrap, "--topic", topic),
         *("--max-messages", str(count), "--acks", "-1"),
     )
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    events = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert [event["acked"] for event in events if event["name"] == "tool_data"] == [count]
 
 
@@ -172,12 +172,12 @@ def java_transact(bootstrap: str, topic: str, count: int) -> None:
 
 
 def java_times(bootstrap: str, topic: str, partition: int, timestamp: int) -> int:
-    done = run_tool(
+    result = run_tool(
         "org.apache.kafka.tools.GetOffsetShell",
         *("--bootstrap-server", bootstrap, "--time", str(timestamp)),
         *("--topic-partitions", f"{topic}:{partition}"),
     )
-    return int(done.stdout.strip().rpartition(":")[2] or "-1")
+    return int(result.stdout.strip().rpartition(":")[2] or "-1")
 
 
 def kafkajs_version() -> str:

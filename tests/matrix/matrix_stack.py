@@ -78,8 +78,8 @@ class MatrixStack:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
         zero = [confluent_kafka.TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)]
         group_offsets = confluent_kafka.ConsumerGroupTopicPartitions(group, zero)
-        for done in admin.alter_consumer_group_offsets([group_offsets]).values():
-            done.result(timeout=60)
+        for future in admin.alter_consumer_group_offsets([group_offsets]).values():
+            future.result(timeout=60)
 
     def committed(self, group: str) -> dict[int, int]:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})

@@ -173,10 +173,10 @@ TOOLS: dict[str, tuple[str, tuple[str, ...], str]] = {
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_tools_get_an_answer(node: ArchiveOnlyProcess, tool: str) -> None:
     name, arguments, says = TOOLS[tool]
-    done = run_tool(
+    result = run_tool(
         f"org.apache.kafka.tools.{name}",
         *("--bootstrap-server", node.bootstrap),
         *arguments,
         check=False,
     )
-    assert says in done.stdout + done.stderr
+    assert says in result.stdout + result.stderr

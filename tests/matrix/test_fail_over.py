@@ -46,7 +46,7 @@ def _sockets_are_collected() -> Iterator[None]:
 
 def old_java(bootstrap: str, topic: str, ends: dict[int, int], level: str) -> list[Line]:
     """A client from before KIP-899: it never bootstraps again."""
-    done = run_tool(
+    result = run_tool(
         "kafka.tools.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", topic, "--partition", "0", "--offset", "0"),
         *("--max-messages", str(ends[0]), "--timeout-ms", "90000"),
@@ -54,7 +54,7 @@ def old_java(bootstrap: str, topic: str, ends: dict[int, int], level: str) -> li
         *("--property", "print.key=true", "--property", "key.separator= "),
         version="3.3.2",
     )
-    return parsed(done.stdout.replace("Partition:", "").replace("Offset:", ""))
+    return parsed(result.stdout.replace("Partition:", "").replace("Offset:", ""))
 
 
 def named(test: str, client: str) -> str:
@@ -62,9 +62,9 @@ def named(test: str, client: str) -> str:
 
 
 def groups(what: str, bootstrap: str, file: Path, code: int = 0) -> str:
-    done = fetchproxy("groups", what, "--bootstrap", bootstrap, str(file))
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+    result = fetchproxy("groups", what, "--bootstrap", bootstrap, str(file))
+    assert result.returncode == code, result.stderr
+    return result.stdout + result.stderr
 
 
 def archive(kafka: KafkaServer, store: str, topic: str) -> None:
@@ -175,13 +175,13 @@ def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
 
     def is_committed() -> bool:
         try:
-            [done] = consumer.commit(offsets=offsets, asynchronous=False)
+            [outcome] = consumer.commit(offsets=offsets, asynchronous=False)
         except confluent_kafka.KafkaException as error:
             # The first group of a new broker: its coordinator begins.
             if error.args[0].code() == confluent_kafka.KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
                 return False
             raise
-        assert done.error is None
+        assert outcome.error is None
         return True
 
     try:

@@ -68,13 +68,13 @@ def pacing(kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory) 
 
 # --- each says how many records it has read ---
 def read_java(pacing: Pacing) -> int:
-    done = run_tool(
+    result = run_tool(
         "org.apache.kafka.tools.ConsumerPerformance",
         *("--bootstrap-server", pacing.proxy.bootstrap, "--topic", TOPIC),
         *("--messages", str(RECORDS), "--timeout", "60000", "--hide-header"),
         timeout_s=PROGRAM_S,
     )
-    return int(done.stdout.strip().splitlines()[-1].split(",")[4])
+    return int(result.stdout.strip().splitlines()[-1].split(",")[4])
 
 
 def read_kafka_python(pacing: Pacing) -> int:
@@ -102,9 +102,9 @@ def read_kafka_python(pacing: Pacing) -> int:
 
 def printed(command: list[str]) -> int:
     """Of lines that begin with partition and offset, each counted once; values are any bytes."""
-    done = subprocess.run(command, capture_output=True, check=False, timeout=PROGRAM_S)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return len(set(re.findall(rb"^\d \d+ ", done.stdout, re.MULTILINE)))
+    result = subprocess.run(command, capture_output=True, check=False, timeout=PROGRAM_S)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return len(set(re.findall(rb"^\d \d+ ", result.stdout, re.MULTILINE)))
 
 
 def read_franz_go(pacing: Pacing) -> int:

@@ -174,6 +174,6 @@ async def test_close_closes_every_store() -> None:
     async with storage:
         await attached_tps(storage)
     for store in (other.store, storage.store):
-        with pytest.raises(RemoteStorageError) as caught:
+        with pytest.raises(RemoteStorageError) as error:
             await store.get("archive/x")
-        assert not isinstance(caught.value, ObjectNotFound)
+        assert not isinstance(error.value, ObjectNotFound)

@@ -201,7 +201,7 @@ def test_killed_at_each_step_of_an_append(
     for step in range(20):
         path.write_bytes(before)
         written.load()
-        with killed_at(step, monkeypatch) as done:
+        with killed_at(step, monkeypatch) as steps_taken:
             try:
                 written.append(more, 400)
             except Killed:
@@ -210,7 +210,7 @@ def test_killed_at_each_step_of_an_append(
                 break
         cached = file_at(tmp_path).load()
         assert (known(cached), cached.metadata_topic_offset) == ([segment(2, 10, 19)], 300)
-    assert done == ["open", "write"]
+    assert steps_taken == ["open", "write"]
 
 
 def test_a_full_disk_and_then_room_again(

@@ -137,13 +137,13 @@ def run_promtool(played: Timeline, checks: list[dict[str, object]]) -> None:
         path = Path(folder) / "test.yaml"  # JSON is YAML
         whole = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}
         path.write_text(json.dumps(whole), encoding="utf-8")
-        done = subprocess.run(
+        result = subprocess.run(
             [str(find_promtool()), "test", "rules", str(path)],
             capture_output=True,
             text=True,
             check=False,
         )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def _sample(value: float | None) -> str:

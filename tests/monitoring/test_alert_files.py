@@ -120,8 +120,10 @@ def test_promtool_accepts_rules_grafanas_queries_and_those_for_the_culprit(
     others = tmp_path / "queries.yaml"
     others.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
     for path in (monitoring.RULES, others):
-        done = subprocess.run([promtool, "check", "rules", path], capture_output=True, check=False)
-        assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+        result = subprocess.run(
+            [promtool, "check", "rules", path], capture_output=True, check=False
+        )
+        assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
 
 
 @pytest.mark.usefixtures("promtool")

@@ -108,12 +108,12 @@ def test_what_only_the_brokers_tier_has_is_archived_and_outlives_it(
     refused = archive_once(broker, store, TOPIC, {"archive.log_dirs": tiered.kafka.data_dir})
     assert refused.returncode == 2, refused
     assert "without archive.log_dirs" in refused.stderr
-    done = archive_once(broker, store, TOPIC, SMALL)
-    assert done.returncode == 0, done
+    result = archive_once(broker, store, TOPIC, SMALL)
+    assert result.returncode == 0, result
     with ProxyProcess(broker, store, tmp_path) as proxy:
         _check_while_the_broker_is_ahead(newest_world, proxy)
-        done = archive_once(broker, store, TOPIC, SMALL)
-        assert done.returncode == 0, done
+        result = archive_once(broker, store, TOPIC, SMALL)
+        assert result.returncode == 0, result
         whole = read_all(broker)
         assert len(whole.aborted) == 5
         assert read_all(proxy.bootstrap) == whole

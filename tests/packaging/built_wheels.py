@@ -39,12 +39,12 @@ def built(source: Path, folder: Path) -> Path:
     if f"setuptools=={version('setuptools')}" in PYPROJECT["build-system"]["requires"]:
         options.append("--no-build-isolation")  # what builds is here: no registry is asked
     before = set(folder.glob("*.whl"))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", *options, str(source)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     [made] = set(folder.glob("*.whl")) - before
     return made

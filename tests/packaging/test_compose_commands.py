@@ -82,8 +82,8 @@ def proxy(kafka: KafkaServer, store: Path, folder: Path) -> Iterator[str]:
     )
 
     def healthy() -> bool:
-        done = subprocess.run([sys.executable, "-c", check], capture_output=True, check=False)
-        return done.returncode == 0
+        result = subprocess.run([sys.executable, "-c", check], capture_output=True, check=False)
+        return result.returncode == 0
 
     try:
         process.start()
@@ -100,9 +100,9 @@ def health_check(console_port: int) -> str:
 
 
 def archived_end(store: Path) -> int:
-    done = fetchproxy("segments", "--store", store.as_uri(), "--json")
-    assert done.returncode in (0, 2), done.stderr  # 2: nothing yet
-    rows = json.loads(done.stdout or "[]")
+    result = fetchproxy("segments", "--store", store.as_uri(), "--json")
+    assert result.returncode in (0, 2), result.stderr  # 2: nothing yet
+    rows = json.loads(result.stdout or "[]")
     return max((row["last_offset"] + 1 for row in rows), default=0)
 
 
@@ -148,7 +148,7 @@ def test_the_consumer_reads_what_the_broker_forgot(
         assert variables.keys() == environment("consumer").keys()
         *shell, script = command("consumer")
         once = [*shell, script.replace("\ndone", "\nbreak\ndone")]
-        done = subprocess.run(
+        result = subprocess.run(
             once,
             env={**os.environ, **variables},
             capture_output=True,
@@ -156,6 +156,6 @@ def test_the_consumer_reads_what_the_broker_forgot(
             timeout=ROUND_S,
             check=True,
         )
-    assert done.stdout == (
+    assert result.stdout == (
         "The broker begins at 2000. Read 0 to 2999: each offset once and in order.\n"
-    ), done.stderr
+    ), result.stderr

@@ -132,10 +132,10 @@ def test_the_container_tool_accepts_the_file() -> None:
     )
     if version.returncode != 0:
         pytest.skip("docker compose: this docker has no such command")
-    done = subprocess.run(
+    result = subprocess.run(
         ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "config", "--quiet"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr

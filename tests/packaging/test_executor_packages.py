@@ -31,7 +31,7 @@ def test_an_executor_needs_what_the_page_names() -> None:
     dependencies_named = set(re.findall(r'"([a-z-]+)', dependencies[1]))
     assert set(named) <= dependencies_named
     others = [MODULES.get(name, name) for name in dependencies_named - set(named)]
-    done = subprocess.run([sys.executable, "-c", READS, *others], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", READS, *others], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    loaded = set(result.stdout.split())
     assert [name for name in named if MODULES.get(name, name) not in loaded] == []

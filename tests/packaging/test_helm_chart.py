@@ -57,8 +57,8 @@ def config_of(pod: Manifest) -> Config:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_helm_finds_nothing_to_say(variant: str) -> None:
     command = [str(helm()), "lint", "--strict", str(CHART), "-f", str(values_of(variant))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_kubernetes_accepts_every_variant(
@@ -66,15 +66,15 @@ def test_kubernetes_accepts_every_variant(
 ) -> None:
     command = find_part("helm", kubeconform_command)
     text = "\n---\n".join(rendered.values())
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    report = json.loads(done.stdout)
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    report = json.loads(result.stdout)
     assert not report.get("resources"), report["resources"]
     count = sum(len(kinds(each)) for each in rendered.values())
     assert report["summary"] == {"valid": count, "invalid": 0, "errors": 0, "skipped": 0}
     # And it would have seen a fault.
     wrong = text.replace("maxUnavailable: 1", "maxUnavailble: 1").replace("issuerRef", "issuer")
-    done = subprocess.run(command, input=wrong, capture_output=True, text=True, check=False)
-    refused = {each["kind"] for each in json.loads(done.stdout)["resources"]}
+    result = subprocess.run(command, input=wrong, capture_output=True, text=True, check=False)
+    refused = {each["kind"] for each in json.loads(result.stdout)["resources"]}
     assert refused == {"PodDisruptionBudget", "Certificate"}
 
 
@@ -183,5 +183,5 @@ def test_the_rules_of_alerts_are_in_the_chart(find_part: Callable[..., list[str]
     rule = kinds(text)["PrometheusRule", "fetchproxy"]
     assert rule["spec"] == yaml.safe_load(RULES.read_text("utf-8"))
     command = find_part("helm", kubeconform_command)
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout

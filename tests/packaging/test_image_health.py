@@ -20,14 +20,14 @@ def check(environment: dict[str, str]) -> tuple[int, str]:
     (arguments,) = (rest for word, rest in dockerfile() if word == "HEALTHCHECK")
     command = json.loads(re.sub(r"^.*?CMD ", "", arguments))
     assert command[0] == "python"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *command[1:]],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    return done.returncode, done.stdout + done.stderr
+    return result.returncode, result.stdout + result.stderr
 
 
 def test_the_image_asks_its_own_console(tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ def test_the_lock_is_read() -> None:
 def test_the_bill_has_what_the_image_installs() -> None:
     installs = [rest for word, rest in dockerfile() if word == "RUN" and "base.txt" in rest]
     assert len(installs) == 1
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "lab.sbom"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    bill = json.loads(done.stdout)
+    bill = json.loads(result.stdout)
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     names = {each["name"] for each in bill["components"]}
     text = (ROOT / "requirements" / "base.txt").read_text("utf-8")

@@ -47,22 +47,22 @@ def run(outside: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_both_are_those_that_were_installed(outside: Path) -> None:
-    done = run(outside, "-c", "import fetchproxy, sqlite_store as s; print(fetchproxy, s)")
-    assert done.stdout.count(str(outside / "venv")) == 2, done.stderr
+    outcome = run(outside, "-c", "import fetchproxy, sqlite_store as s; print(fetchproxy, s)")
+    assert outcome.stdout.count(str(outside / "venv")) == 2, outcome.stderr
 
 
 def test_the_template_passes_the_contract_outside_the_repository(outside: Path) -> None:
-    done = run(outside, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    passed = done.stdout.rpartition(" passed")[0].split()[-1]
-    assert int(passed) > 60, done.stdout
+    outcome = run(outside, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert outcome.returncode == 0, outcome.stdout[-3000:] + outcome.stderr
+    passed = outcome.stdout.rpartition(" passed")[0].split()[-1]
+    assert int(passed) > 60, outcome.stdout
 
 
 def test_commands_open_it_by_its_scheme(outside: Path) -> None:
     command = ("-m", "fetchproxy", "segments", "--store", "sqlite:///nowhere/archive.db")
-    done = run(outside, *command)
-    assert done.returncode == 2
-    assert "unable to open database file" in done.stderr
+    outcome = run(outside, *command)
+    assert outcome.returncode == 2
+    assert "unable to open database file" in outcome.stderr
 
 
 def test_a_backend_fits_into_150_lines() -> None:

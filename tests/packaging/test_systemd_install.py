@@ -34,7 +34,7 @@ def typed(folder: Path) -> None:
     for command in commands[begins : commands.index("systemctl daemon-reload")]:
         if command.startswith(NEED_ROOT):
             continue
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", moved(command, folder)],
             cwd=ROOT,
             env=environment,
@@ -42,9 +42,9 @@ def typed(folder: Path) -> None:
             text=True,
             check=False,
         )
-        if done.returncode and REGISTRY_AWAY.search(done.stderr):
+        if result.returncode and REGISTRY_AWAY.search(result.stderr):
             raise PartMissing("Python registry", "does not answer", "Connect the machine to one.")
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert result.returncode == 0, (command, result.stdout, result.stderr)
 
 
 def moved(text: str, folder: Path) -> str:

@@ -45,20 +45,20 @@ def installed(unit: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_systemd_finds_nothing_wrong(unit: Path, analyze: str, tmp_path: Path) -> None:
     command = [analyze, "verify", "--man=no", str(installed(unit, tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
     broken = tmp_path / "broken.service"
     broken.write_text(unit.read_text("utf-8").replace("Restart=on-failure", "Restart=perhaps"))
     command[-1] = str(broken)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "perhaps" in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "perhaps" in result.stderr
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_the_unit_is_closed(unit: Path, analyze: str, tmp_path: Path) -> None:
     command = [analyze, "security", "--offline=true", "--no-pager", str(installed(unit, tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    match = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    match = re.search(r"Overall exposure level for \S+: ([\d.]+)", result.stdout)
     assert match is not None
     assert float(match[1]) <= EXPOSURE_MAX
 

@@ -48,7 +48,7 @@ class KilledDrivers:
         task = {**self._task, "mode": mode, "queries": options, "only": only}
         for _ in range(_RUNS_MAX):
             before = {query: len(self.steps(query)) for query in queries}
-            done = subprocess.run(
+            result = subprocess.run(
                 [sys.executable, str(_PROGRAM), json.dumps(task)],
                 env=self._environment,
                 cwd=self._folder,
@@ -59,16 +59,16 @@ class KilledDrivers:
                 timeout=_RUN_S_MAX,
             )
             failed = "".join(each.read_text() for each in self._folder.glob("*.failed"))
-            if any(fault in failed + done.stderr for fault in _SPARKS_OWN):
+            if any(fault in failed + result.stderr for fault in _SPARKS_OWN):
                 for each in self._folder.glob("*.failed"):
                     each.unlink()
                 continue
             assert not failed, failed
-            if done.returncode == 0:
+            if result.returncode == 0:
                 return
             more = {query: len(self.steps(query)) - before[query] for query in queries}
             assert set(more.values()) <= {0, 1}, more
-            assert any(more.values()), done.stderr[-3000:]
+            assert any(more.values()), result.stderr[-3000:]
         raise AssertionError(f"not at its end, killed before {before}")
 
     def steps(self, query: str) -> list[str]:

@@ -82,11 +82,11 @@ def test_the_page_says_of_each_what_the_code_does() -> None:
         matched = re.match(r"\| `([^`]+)` \| (honoured|refused|not needed)", line)
         if matched:
             options_described[matched.group(1)] = matched.group(2)
-    done = dict.fromkeys(HONOURED, "honoured")
-    done |= dict.fromkeys(NOT_NEEDED, "not needed") | dict.fromkeys(
+    treatment = dict.fromkeys(HONOURED, "honoured")
+    treatment |= dict.fromkeys(NOT_NEEDED, "not needed") | dict.fromkeys(
         REFUSED_KAFKA_OPTIONS, "refused"
     )
-    assert options_described == done
+    assert options_described == treatment
 
 
 @pytest.mark.parametrize("name", STREAMS_ALONE)

@@ -37,15 +37,15 @@ def test_it_is_read_and_followed_as_this_pyspark_asks(
         for base in range(0, 10 * segments, 10):
             archive.add([made_batch(base, [Record(value=bytes(1000))] * 10)], tp=tp)
     path = os.pathsep.join([str(pyspark(PYSPARKS[part])), str(PROJECT)])
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(PROGRAM), archive.url],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr
+    results: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     assert results["rows"] == results["stream"] == 80
     assert not results["pushes"]  # or every batch fails with the settings that Spark has by itself
     if PYSPARKS[part] < "4.2":

@@ -36,8 +36,8 @@ def records(count: int, first: int = 0) -> list[list[Any]]:
 
 def archive_now(kafka: KafkaServer, store: Path, topics: str) -> None:
     store.mkdir(exist_ok=True)
-    done = archive_once(kafka.bootstrap, store.as_uri(), topics, SETTINGS)
-    assert done.returncode == 0, done.stderr[-2000:]
+    result = archive_once(kafka.bootstrap, store.as_uri(), topics, SETTINGS)
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 def forget_all(kafka: KafkaServer, store: Path, topic: str) -> None:

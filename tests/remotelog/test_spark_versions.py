@@ -136,9 +136,9 @@ def test_a_query_of_what_is_there_gets_to_its_end_also_after_a_crash(
     crashed = any_spark.ask("available_now", options, checkpoint, 0)
     assert "the sink fails" in crashed["failed"], crashed
     add(archive, 60)
-    done = any_spark.ask("available_now", options, checkpoint)
-    assert done["failed"] == ""
-    places_seen = [place for batch in done["batches"] for place in places(batch)]
+    outcome = any_spark.ask("available_now", options, checkpoint)
+    assert outcome["failed"] == ""
+    places_seen = [place for batch in outcome["batches"] for place in places(batch)]
     assert sorted(places_seen) == every({0: 70, 1: 20})
     assert any_spark.ask("available_now", options, checkpoint)["batches"] == []
 
@@ -167,13 +167,13 @@ def test_limits_hold_in_every_batch_up_to_the_end(
     crashed = any_spark.ask("available_now", options, checkpoint, 2)
     assert "the sink fails" in crashed["failed"], crashed
     add(archive, 20, OTHER)
-    done = any_spark.ask("available_now", options, checkpoint)
-    batches = [batch for batch in (*crashed["batches"], *done["batches"]) if batch]
+    outcome = any_spark.ask("available_now", options, checkpoint)
+    batches = [batch for batch in (*crashed["batches"], *outcome["batches"]) if batch]
     assert max(map(len, batches)) <= rows_max
     places_seen = [place for batch in batches for place in places(batch)]
     assert sorted(places_seen) == every({0: 60, 1: 30})
     latest = {"orders": {"0": 60, "1": 30, "topicId": str(TP.topic_id)}}
-    assert latest in [json_of(each) for each in done["latest"]]
+    assert latest in [json_of(each) for each in outcome["latest"]]
 
 
 def json_of(offset: Any) -> Any:
@@ -210,10 +210,10 @@ def test_sql_without_any_python_reads_an_archive(
     command += ["--conf", f"spark.sql.warehouse.dir={tmp_path / 'warehouse'}"]
     command += ["--conf", "spark.sql.catalogImplementation=in-memory", "-e", statements]
     environment |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
+    result = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert "found 80" in done.stdout, done.stderr[-3000:]
+    assert "found 80" in result.stdout, result.stderr[-3000:]
 
 
 @pytest.mark.slow

@@ -39,10 +39,10 @@ def test_what_was_loaded_is_left_alone_and_zip_files_can_still_be_imported_from(
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("first.py", "NAME = 'first'")
         archive.writestr("second.py", "NAME = 'second'")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == ["first", "second"], done.stderr
+    assert result.stdout.split() == ["first", "second"], result.stderr
 
 
 HEAPS = """
@@ -70,10 +70,10 @@ ctypes.CDLL(None).malloc_stats()
 
 
 def heaps(how: str) -> int:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", HEAPS, how], capture_output=True, text=True, check=True
     )
-    return done.stderr.count("Arena ")
+    return result.stderr.count("Arena ")
 
 
 def test_threads_of_a_worker_share_one_heap() -> None:
@@ -101,7 +101,7 @@ def test_who_reads_files_loads_no_client_of_another_store(tmp_path: Path) -> Non
     """Each worker and each planner would take their memory."""
     archive = WrittenArchive(tmp_path / "archive")
     archive.add([made_batch(0, [Record()] * 10)])
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", READS, archive.url], capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == ["10"], done.stdout + done.stderr
+    assert result.stdout.split() == ["10"], result.stdout + result.stderr

@@ -266,8 +266,8 @@ def test_delete_records_needs_delete(
     request.topics, request.timeout_ms = [topic], 10_000
 
     def ask(connection: SaslConnection) -> int:
-        done = connection.ask(request, DeleteRecordsResponse, 2)
-        return int(done.topics[0].partitions[0].error_code)
+        response = connection.ask(request, DeleteRecordsResponse, 2)
+        return int(response.topics[0].partitions[0].error_code)
 
     with SaslConnection(secured.sasl, "alice") as direct:
         assert ask(direct) == ask(alice) == DENIED

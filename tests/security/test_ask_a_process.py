@@ -103,13 +103,13 @@ def test_users_and_groups_of_real_clients_and_a_bundle_without_secrets(
 
 def bundled(process: ProxyProcess, data: TopicData, tmp_path: Path, contents: set[bytes]) -> None:
     out = tmp_path / "bundle.zip"
-    done = fetchproxy(
+    result = fetchproxy(
         "bundle",
         *("--console", f"http://127.0.0.1:{process.console_port}", "--interval", "0"),
         *("--token-file", str(tmp_path / "token"), "--out", str(out)),
         *("--partition", f"{data.topic}:0"),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     assert contents
     with zipfile.ZipFile(out) as zipped:
         parts = {name: zipped.read(name).decode() for name in zipped.namelist()}
@@ -118,7 +118,7 @@ def bundled(process: ProxyProcess, data: TopicData, tmp_path: Path, contents: se
     assert "gateway_listening" in parts["log.jsonl"]
     assert "cluster.sasl_password = " in parts["process.json"]
     secrets = [*USERS.values(), TOKEN, S3_SECRET, "pl4nted"]
-    for name, text in {**parts, "what it prints": done.stdout + done.stderr}.items():
+    for name, text in {**parts, "what it prints": result.stdout + result.stderr}.items():
         assert_clean(text, *secrets)
         for content in contents:
             assert content.decode(errors="replace") not in text, name

@@ -143,11 +143,11 @@ def test_no_bundle_has_a_secret(
     console, settings, log = process
     out = tmp_path / "bundle.zip"
     token = str(settings["console.token_file"])
-    done = fetchproxy(
+    result = fetchproxy(
         *("bundle", "--console", console, "--interval", "0"),
         *("--token-file", token, "--out", str(out)),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     with zipfile.ZipFile(out) as zipped:
         parts = {name: zipped.read(name).decode() for name in zipped.namelist()}
     [row] = json.loads(parts["process.json"])
@@ -155,6 +155,6 @@ def test_no_bundle_has_a_secret(
     secrets_set = {key.dotted for key in HOLDERS} & names
     printed = dict(text.split(" = ", 1) for text in row["settings"])
     assert all(printed[name] != "not set" for name in secrets_set)
-    for text in (*parts.values(), done.stdout, done.stderr, log.read_text()):
+    for text in (*parts.values(), result.stdout, result.stderr, log.read_text()):
         assert_clean(text, KEY_BYTES.decode(), *(secret_of(key) for key in HOLDERS))
         assert_clean(text, "pl4nted")

@@ -20,8 +20,8 @@ NEEDED = ("READ", "DESCRIBE_CONFIGS")
 
 
 def archived(kafka: SecuredKafka, store: str, topic: str) -> tuple[int, str]:
-    done = archive_once(kafka.sasl, store, topic, as_user("archiver", "PLAIN"))
-    return done.returncode, done.stdout + done.stderr
+    result = archive_once(kafka.sasl, store, topic, as_user("archiver", "PLAIN"))
+    return result.returncode, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_java_reads_archive_and_tail(
     mechanism: str, proxy: ProxyProcess, open_topic: TopicData
 ) -> None:
     written = open_topic.written[0]
-    done = run_tool(
+    result = run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", proxy.bootstrap, "--topic", open_topic.topic),
         *("--partition", "0", "--offset", "0"),
@@ -81,7 +81,7 @@ def test_java_reads_archive_and_tail(
         *java_login("alice", mechanism),
     )
     expected = [f"Offset:{offset}\t{key.decode()}\t{v.decode()}" for offset, key, v in written]
-    assert done.stdout.splitlines() == expected
+    assert result.stdout.splitlines() == expected
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])

@@ -43,11 +43,11 @@ def test_a_client_reads_archive_and_tail(
         "security.protocol": "SASL_SSL",
         "ssl.ca.location": str(authority.file),
     }
-    caught = tls_proxy.metric("fetchproxy_catches_total")
+    catches = tls_proxy.metric("fetchproxy_catches_total")
     records = read_confluent(
         tls_proxy.bootstrap, open_topic.topic, {0: len(open_topic.written[0])}, **login
     )
     assert records == open_topic.written
     # The archive is given only after the proxy's own requests were answered.
-    assert tls_proxy.metric("fetchproxy_catches_total") > caught
+    assert tls_proxy.metric("fetchproxy_catches_total") > catches
     assert not tls_proxy.logged("cluster_authentication_refused")

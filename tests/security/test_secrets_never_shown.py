@@ -54,8 +54,8 @@ def assert_clean(text: str, *secrets: str) -> None:
 
 def run(arguments: list[str], environ: dict[str, str] | None = None) -> tuple[int, str]:
     """A start that must fail: its status and all that it wrote."""
-    done = fetchproxy(*arguments, environment=environ)
-    return done.returncode, done.stdout + done.stderr
+    result = fetchproxy(*arguments, environment=environ)
+    return result.returncode, result.stdout + result.stderr
 
 
 def test_the_keys_that_are_planted() -> None:
@@ -117,15 +117,15 @@ def test_starts_that_fail_do_not_say_it(number: int, tmp_path: Path) -> None:
     start = ["segments", "--config", str(file)]
     if "store" not in " ".join([*arguments, *environ]).lower():
         start += ["--store", (tmp_path / "missing").as_uri()]
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, [*start, *arguments], env={"FETCHPROXY_LOG_LEVEL": "debug", **environ}
     )
-    assert done.exit_code == 2, done.output
-    assert "missing" not in done.output  # the configuration was refused, not the store
-    assert done.output
-    assert_clean(done.output, PLANTED)
-    assert done.exc_info is not None
-    chain = "".join(traceback.format_exception(*done.exc_info))  # all that it was raised from
+    assert result.exit_code == 2, result.output
+    assert "missing" not in result.output  # the configuration was refused, not the store
+    assert result.output
+    assert_clean(result.output, PLANTED)
+    assert result.exc_info is not None
+    chain = "".join(traceback.format_exception(*result.exc_info))  # all that it was raised from
     assert "ConfigError" in chain
     assert_clean(chain, PLANTED)
 

@@ -108,7 +108,7 @@ def test_java_reads_archive_and_tail_over_several_sessions(
     count = len(data.written[0]) + 250  # which the trickle needs READ_S for, at its best
     with Trickle(secured, data):
         begun = time.monotonic()
-        done = run_tool(
+        result = run_tool(
             "org.apache.kafka.tools.consumer.ConsoleConsumer",
             *("--bootstrap-server", short_proxy.bootstrap, "--topic", data.topic),
             *("--partition", "0", "--offset", "0"),
@@ -120,8 +120,8 @@ def test_java_reads_archive_and_tail_over_several_sessions(
         assert time.monotonic() - begun > 2 * SESSION_MS / 1000
     written = data.written[0][:count]
     expected = [f"Offset:{o}\t{k.decode()}\t{v.decode()}" for o, k, v in written]
-    assert done.stdout.splitlines() == expected
-    assert "WARN" not in done.stderr.replace("deprecated", ""), done.stderr
+    assert result.stdout.splitlines() == expected
+    assert "WARN" not in result.stderr.replace("deprecated", ""), result.stderr
 
 
 def session_fetch(topic: str, topic_id: object, offsets: dict[int, int], wait_ms: int, session):

@@ -170,7 +170,7 @@ class Fetches:
         self.due_s = 0.0
         self.tail_waits: list[float] = []
         self.served: list[Serve] = []
-        self.left = 0
+        self.responses = 0
         self.caught: list[PartitionKey] = []
         self.share = SimpleNamespace(
             due_in=self.due_in,
@@ -210,7 +210,7 @@ class Fetches:
 
     # the shell, and the quota again
     def responded(self, size_bytes: int = 0) -> None:
-        self.left += not size_bytes
+        self.responses += not size_bytes
 
     def serve_caught(self, serve: Serve) -> None:
         self.served.append(serve)
@@ -259,7 +259,7 @@ def test_a_fetch_of_the_tail_passes_and_another_waits_behind_it() -> None:
     assert relayed.passes(memoryview(bytearray(response)))
     relayed.done()
     assert fetches.state is FetchState.IDLE
-    assert fetches.left == 1
+    assert fetches.responses == 1
     assert fetches.conversation.tail_is_read
     assert fetches.conversation.may_read(KEY, fetches.now)
     assert not fetches.tail_waits
@@ -388,4 +388,4 @@ def test_a_response_is_dropped_only_if_the_client_loses_nothing(
     assert merge.suppress(patched, errors_left) is merge.dropped is drops
     conversation.poll_done(merge)
     assert fetches.state is (FetchState.PLANNING if drops else FetchState.IDLE)
-    assert fetches.left == 1
+    assert fetches.responses == 1

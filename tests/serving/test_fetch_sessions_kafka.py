@@ -228,8 +228,8 @@ def test_a_topic_that_is_made_anew_within_a_session(
         session = Session(client, {topic: {0: 0}, LIVE: {0: 100}}, partition_bytes=1_000)
         assert session.until(key, lambda part: part.offsets).offsets == (0,)
         broker = Session(direct, {topic: {0: TRIMMED}, LIVE: {0: 100}}, partition_bytes=1_000)
-        for done in admin.delete_topics([topic]).values():
-            done.result(30)
+        for future in admin.delete_topics([topic]).values():
+            future.result(30)
         # By id, the error depends on when the broker looked up the session's topic.
         errors = {UNKNOWN_TOPIC}
         if version >= 13:

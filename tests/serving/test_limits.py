@@ -107,10 +107,10 @@ def test_a_permit_that_runs_out_is_renewed_by_asking_the_broker(
     produce(kafka_server.bootstrap, data, 500)
     wait_for("the archive", lambda: archived_ends(store, topic) == {0: 500})
     trim(kafka_server.bootstrap, topic, {0: 450})
-    caught = proxy.metric("fetchproxy_catches_total")
+    catches = proxy.metric("fetchproxy_catches_total")
     with RawConnection(proxy.bootstrap) as reader:
         for _ in range(5):
             fetched = reader.fetch_until_data(12, topic, None, 7)
             assert fetched.error == 0
             time.sleep(0.25)  # longer than the permit's life
-    assert proxy.metric("fetchproxy_catches_total") - caught >= 4
+    assert proxy.metric("fetchproxy_catches_total") - catches >= 4

@@ -164,7 +164,7 @@ class Gateway:
         """(error code, low watermark) for each, if the broker has deleted them all."""
         request, response = DeleteRecordsRequest.DeleteRecordsTopic, DeleteRecordsResponse
         place, result_topic = request.DeleteRecordsPartition, response.DeleteRecordsTopicResult
-        done = result_topic.DeleteRecordsPartitionResult
+        result_partition = result_topic.DeleteRecordsPartitionResult
         request_topics = [
             request(name=name, partitions=[place(partition_index=n, offset=offset) for n in its])
             for name, its in partitions_asked.items()
@@ -173,7 +173,8 @@ class Gateway:
             result_topic(
                 name=name,
                 partitions=[
-                    done(partition_index=n, low_watermark=offset, error_code=0) for n in its
+                    result_partition(partition_index=n, low_watermark=offset, error_code=0)
+                    for n in its
                 ],
             )
             for name, its in partitions_asked.items()
@@ -825,9 +826,13 @@ async def turns_while_ten_thousand_partitions_are_asked_for() -> list[float]:
 
     async with gateway() as gate:
         for number in range(2_000):
-            done = segment(number + 1, 0, 69, tp=tp_of(number), state=State.COPY_SEGMENT_FINISHED)
+            finished_segment = segment(
+                number + 1, 0, 69, tp=tp_of(number), state=State.COPY_SEGMENT_FINISHED
+            )
             storage = RemoteStorage(gate.store.inner)
-            await storage.objects.put_segment_metadata(done, encode_segment(done))
+            await storage.objects.put_segment_metadata(
+                finished_segment, encode_segment(finished_segment)
+            )
         await gate.archive.rlmm.archived_topics(asyncio.get_running_loop().time())
         gc.collect()
         gc.disable()  # else it would look at all objects of the test

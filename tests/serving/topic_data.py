@@ -124,8 +124,8 @@ def trim(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None:
     """DeleteRecords at the broker itself: it deletes everything below `offsets`."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     targets = [TopicPartition(topic, p, offset) for p, offset in offsets.items()]
-    for done in admin.delete_records(targets, request_timeout=30).values():
-        done.result()
+    for future in admin.delete_records(targets, request_timeout=30).values():
+        future.result()
 
 
 def make_archive(store: str) -> None:

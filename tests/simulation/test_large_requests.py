@@ -72,8 +72,8 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
         while True:
             try:
                 next(reading)
-            except StopIteration as done:
-                return done.value
+            except StopIteration as finished:
+                return finished.value
             steps += 1
             yield
 

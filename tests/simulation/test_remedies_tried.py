@@ -53,10 +53,10 @@ def test_verify_makes_unreadable_metadata_again() -> None:
         await world.store.put(key, b"no metadata")
         assert await kinds(world) == [Kind.SEGMENT_METADATA_UNREADABLE]
         report = await verify_archive(world.storage, world.rlmm)
-        done = await repair_archive(
+        outcome = await repair_archive(
             world.storage, world.rlmm, report.faults, wall_clock_ms=wall_clock_ms, dry_run=False
         )
-        assert (len(done.repairs), done.refusals) == (1, [])
+        assert (len(outcome.repairs), outcome.refusals) == (1, [])
         assert await kinds(world) == []
 
     run_world(main)

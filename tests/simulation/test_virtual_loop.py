@@ -40,7 +40,7 @@ def test_a_deadlock_raises() -> None:
 
 def test_a_task_left_behind_is_named() -> None:
     async def main() -> None:
-        main.kept = asyncio.create_task(asyncio.sleep(1), name="stray")  # type: ignore[attr-defined]
+        main.stray = asyncio.create_task(asyncio.sleep(1), name="stray")  # type: ignore[attr-defined]
 
     with pytest.raises(AssertionError, match="stray"):
         run_virtual(main)

@@ -61,12 +61,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        done = self.create_future()
+        future = self.create_future()
         try:
-            done.set_result(func(*args))
+            future.set_result(func(*args))
         except Exception as error:  # noqa: BLE001 - as asyncio: whatever it raises
-            done.set_exception(error)
-        return done
+            future.set_exception(error)
+        return future
 
 
 def run_virtual(

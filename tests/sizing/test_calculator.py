@@ -68,11 +68,11 @@ def test_the_calculator_gives_what_the_command_gives(find_part: FindPart) -> Non
     @given(st.lists(st.tuples(loads(), PRICES), min_size=20, max_size=20))
     def compared(cases: list[tuple[Workload, Prices]]) -> None:
         text = json.dumps([(asdict(load), asdict(prices)) for load, prices in cases])
-        done = subprocess.run(
+        result = subprocess.run(
             [program, "-e", PROGRAM, str(SCRIPT)],
             input=text, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        for case, (estimate_shown, _) in zip(cases, json.loads(done.stdout), strict=True):
+        for case, (estimate_shown, _) in zip(cases, json.loads(result.stdout), strict=True):
             expected = leaves_of(asdict(estimate(*case)))
             assert leaves_of(estimate_shown) == pytest.approx(expected, rel=1e-9), case
 
@@ -81,11 +81,11 @@ def test_the_calculator_gives_what_the_command_gives(find_part: FindPart) -> Non
 
 def test_the_rows_are_those_of_the_command(find_part: FindPart) -> None:
     cases = json.dumps([(asdict(EXAMPLE), asdict(EXAMPLE_PRICES))])
-    done = subprocess.run(
+    result = subprocess.run(
         [find_part("node", node), "-e", PROGRAM, str(SCRIPT)],
         input=cases, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    ((_, rows_shown),) = json.loads(done.stdout)
+    ((_, rows_shown),) = json.loads(result.stdout)
     assert [tuple(row) for row in rows_shown] == rows(estimate(EXAMPLE, EXAMPLE_PRICES))
 
 

@@ -215,9 +215,9 @@ async def test_stale_temporaries_are_removed(store: FilesystemObjectStore, root:
 
 
 async def test_a_name_too_long_for_the_file_system(store: FilesystemObjectStore) -> None:
-    with pytest.raises(RemoteStorageError, match="too long") as caught:
+    with pytest.raises(RemoteStorageError, match="too long") as error:
         await store.put("x" * 256 + "/0/k", b"")
-    assert not caught.value.retriable
+    assert not error.value.retriable
 
 
 async def test_a_hanging_disk_does_not_stop_the_loop(

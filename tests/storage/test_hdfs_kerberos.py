@@ -98,9 +98,9 @@ async def judged_store(
 
 
 async def refusal(store: HdfsObjectStore) -> RemoteStorageError:
-    with pytest.raises(RemoteStorageError) as caught:
+    with pytest.raises(RemoteStorageError) as error:
         await store.get("k")
-    return caught.value
+    return error.value
 
 
 async def test_many_who_ask_at_once_get_one_token(kdc: Kdc) -> None:

@@ -70,9 +70,9 @@ def test_a_name_service(
 def test_what_is_wrong_in_it_is_named(
     more: Mapping[str, str], authority: str, message: str
 ) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - its text is compared
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - its text is compared
         namenodes(PAIR | more, authority, "conf")
-    assert message in str(caught.value)
+    assert message in str(error.value)
 
 
 def configuration(folder: Path, properties: Mapping[str, str]) -> Path:
@@ -120,15 +120,15 @@ def test_files_that_are_no_configuration(
 ) -> None:
     (tmp_path / "hdfs-site.xml").write_text(text)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         open_object_store("hdfs://prod/x", StoreConfig())
-    assert message in str(caught.value)
+    assert message in str(error.value)
 
 
 def test_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.delenv("HADOOP_HOME", raising=False)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         parse_store_url("hdfs://prod/x")
-    assert "set HADOOP_CONF_DIR" in str(caught.value)
-    assert "as in webhdfs://namenode:9870/path" in str(caught.value)
+    assert "set HADOOP_CONF_DIR" in str(error.value)
+    assert "as in webhdfs://namenode:9870/path" in str(error.value)

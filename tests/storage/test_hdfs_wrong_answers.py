@@ -125,11 +125,11 @@ async def test_javas_exceptions_in_our_words(
     exception: str, status: int, expected: type[RemoteStorageError], retriable: bool
 ) -> None:
     async with answering(namenode(OPEN=lambda _: exception_response(exception, status))) as store:
-        with pytest.raises(RemoteStorageError, match=exception) as caught:
+        with pytest.raises(RemoteStorageError, match=exception) as error:
             await store.get("k")
-    assert type(caught.value) is expected
-    assert caught.value.retriable is retriable
-    assert "a.b.c" not in str(caught.value)  # no stack trace
+    assert type(error.value) is expected
+    assert error.value.retriable is retriable
+    assert "a.b.c" not in str(error.value)  # no stack trace
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ async def test_something_in_between_that_is_no_namenode(
     page = web.Response(status=status, text="<html>no</html>")
     async with answering(lambda _: web.Response(status=status, text=page.text)) as store:
         for call in (store.get("k"), store.put("k", b"x"), store.delete("k")):
-            with pytest.raises(RemoteStorageError) as caught:
+            with pytest.raises(RemoteStorageError) as error:
                 await call
-            assert type(caught.value) is expected
+            assert type(error.value) is expected
 
 
 async def test_a_broken_range_is_not_taken_for_the_end() -> None:
@@ -225,9 +225,9 @@ async def test_a_server_that_cannot_replace_files_says_so() -> None:
             DELETE=delete,
         )
     ) as store:
-        with pytest.raises(RemoteStorageError, match="HttpFS") as caught:
+        with pytest.raises(RemoteStorageError, match="HttpFS") as error:
             await store.put("f/k", b"x")
-    assert not caught.value.retriable
+    assert not error.value.retriable
     assert re.fullmatch(r"/webhdfs/v1/a/f/~put-[0-9a-f]+", removed[0])
 
 
@@ -378,9 +378,9 @@ async def test_a_redirect_that_cannot_be_used_shows_no_token(location: str, tmp_
 
     async with answering(redirect, hdfs_token_file=token) as store:
         for call in (store.get("k"), store.get_range("k", ByteRange(0, 1)), store.put("k", b"x")):
-            with pytest.raises(StorageUnavailable) as caught:
+            with pytest.raises(StorageUnavailable) as error:
                 await call
-            assert SECRET not in "".join(traceback.format_exception(caught.value))
+            assert SECRET not in "".join(traceback.format_exception(error.value))
 
 
 async def test_an_answer_that_repeats_the_request_shows_no_token(tmp_path: Path) -> None:
@@ -393,9 +393,9 @@ async def test_an_answer_that_repeats_the_request_shows_no_token(tmp_path: Path)
         return web.Response(status=502, text=f"no way to {request.path_qs}")
 
     async with answering(page, hdfs_token_file=token) as store:
-        with pytest.raises(StorageUnavailable, match="no way to") as caught:
+        with pytest.raises(StorageUnavailable, match="no way to") as error:
             await store.get("k")
-        assert SECRET not in "".join(traceback.format_exception(caught.value))
+        assert SECRET not in "".join(traceback.format_exception(error.value))
 
     async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -406,9 +406,9 @@ async def test_an_answer_that_repeats_the_request_shows_no_token(tmp_path: Path)
         host, port = listener.sockets[0].getsockname()
         config = StoreConfig(hdfs_token_file=token)
         async with HdfsObjectStore(HdfsLocation((f"{host}:{port}",), "/a"), config=config) as store:
-            with pytest.raises(StorageUnavailable) as caught:
+            with pytest.raises(StorageUnavailable) as error:
                 await store.get("k")
-            assert SECRET not in "".join(traceback.format_exception(caught.value))
+            assert SECRET not in "".join(traceback.format_exception(error.value))
 
 
 # --- Kerberos, without a KDC ---

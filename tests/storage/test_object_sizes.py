@@ -96,12 +96,12 @@ async def test_nothing_is_read_whole_that_is_too_large(tmp_path: Path) -> None:
     await planted(tmp_path)
     async with RemoteStorage(FilesystemObjectStore(tmp_path)) as storage:
         for file in set(SegmentFile) - {SegmentFile.METADATA, SegmentFile.LOG}:
-            with pytest.raises(DamagedObject) as caught:
+            with pytest.raises(DamagedObject) as error:
                 await storage.rsm.fetch_index(segment(1, 0), file)
-            assert isinstance(caught.value, CorruptSegment)
-            assert not caught.value.retriable
+            assert isinstance(error.value, CorruptSegment)
+            assert not error.value.retriable
             key = storage.rsm.object_key(segment(1, 0), file)
-            assert str(caught.value).startswith(f"{key} has {SPARSE_BYTES} bytes, it can have ")
+            assert str(error.value).startswith(f"{key} has {SPARSE_BYTES} bytes, it can have ")
         with pytest.raises(DamagedObject, match=f"can have {SMALL_OBJECT_BYTES_MAX} at most"):
             await storage.objects.get_segment_metadata(
                 storage.rsm.object_key(segment(2, 10), SegmentFile.METADATA)

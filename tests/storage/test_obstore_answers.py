@@ -161,9 +161,9 @@ def test_azures_variables() -> None:
 
 
 def test_what_a_cloud_lacks_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="CONNECTION_STRING: expected name=value") as caught:
+    with pytest.raises(ConfigError, match="CONNECTION_STRING: expected name=value") as error:
         azure_settings({"AZURE_STORAGE_CONNECTION_STRING": "hunter2"})
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(error.value)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "a")
     monkeypatch.setenv("AZURE_STORAGE_KEY", "no base64!")
     with pytest.raises(ConfigError, match=r"^store az://container: .*Invalid Access Key"):

@@ -94,15 +94,15 @@ def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_wrong_is_named(url: str, message: str) -> None:
-    with pytest.raises(ConfigError, match="store URL") as caught:
+    with pytest.raises(ConfigError, match="store URL") as error:
         open_store(url, StoreConfig())
-    assert message in str(caught.value)
+    assert message in str(error.value)
 
 
 def test_secrets_are_refused_and_not_repeated() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         parse_store_url("s3://AKIAKEY:hunter2@bucket/p")
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(error.value)
 
 
 async def test_a_mistyped_path_is_no_empty_archive(tmp_path: Path) -> None:
@@ -139,5 +139,5 @@ def test_who_opens_a_folder_does_not_load_the_clients_of_s3(tmp_path: Path, part
         f"open_store({tmp_path.as_uri()!r}, StoreConfig())\n"
         "print([name for name in sys.modules if 'botocore' in name or 'aiohttp' in name])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stdout + done.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stdout + result.stderr

@@ -337,9 +337,9 @@ def test_a_head_that_is_not(head: bytes) -> None:
 
 
 def test_what_status_it_had_instead() -> None:
-    with pytest.raises(OtherResponse) as caught:
+    with pytest.raises(OtherResponse) as error:
         part_of(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0", PartRequest(PART))
-    assert caught.value.status == 503
+    assert error.value.status == 503
 
 
 async def test_a_connection_that_is_lost_before_it_is_used_is_an_error_of_the_connection() -> None:

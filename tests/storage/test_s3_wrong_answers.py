@@ -300,10 +300,10 @@ async def test_a_second_page_that_fails_is_not_the_end() -> None:
 )
 async def test_what_the_store_says(reply: bytes, expected: type[RemoteStorageError]) -> None:
     async with answering(lambda _: reply) as store:
-        with pytest.raises(RemoteStorageError) as caught:
+        with pytest.raises(RemoteStorageError) as error:
             await store.get_range("k", RANGE)
-    assert type(caught.value) is expected
-    assert "k" in str(caught.value)
+    assert type(error.value) is expected
+    assert "k" in str(error.value)
 
 
 async def test_a_clock_that_is_wrong_is_named() -> None:

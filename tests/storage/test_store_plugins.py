@@ -123,10 +123,10 @@ def test_a_scheme_that_is_built_in_cannot_be_claimed(install: Install, scheme: s
 def test_a_scheme_has_one_plug_in(install: Install) -> None:
     install("acme", WHOLE)
     install("acme", WHOLE, "other-store")
-    with pytest.raises(ConfigError, match="claimed twice") as caught:
+    with pytest.raises(ConfigError, match="claimed twice") as error:
         opened("acme://place")
-    assert "acme-store" in str(caught.value)
-    assert "other-store" in str(caught.value)
+    assert "acme-store" in str(error.value)
+    assert "other-store" in str(error.value)
 
 
 def test_an_unknown_scheme_is_told_which_are_there(install: Install) -> None:
@@ -137,9 +137,9 @@ def test_an_unknown_scheme_is_told_which_are_there(install: Install) -> None:
 
 def test_credentials_in_a_url_are_refused_here_too(install: Install) -> None:
     install("acme", WHOLE)
-    with pytest.raises(ConfigError, match="must not contain credentials") as caught:
+    with pytest.raises(ConfigError, match="must not contain credentials") as error:
         opened("acme://user:hunter2@place")
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(error.value)
 
 
 async def test_foreign_errors_are_outages_that_name_the_plug_in(install: Install) -> None:
@@ -175,16 +175,18 @@ async def test_errors_of_the_contract_pass_as_they_are() -> None:
 
 def test_a_command_says_it_in_one_line(install: Install, tmp_path: Path) -> None:
     install("acme", RAISES)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "fetchproxy", "verify", "--store", "acme://place"],
         capture_output=True,
         text=True,
         check=False,
         env={"PYTHONPATH": ":".join(map(str, (tmp_path, ROOT, ROOT / "protocol", CONTRACTS)))},
     )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("fetchproxy: the store plug-in acme_store_acme")
-    assert "Traceback" not in done.stderr
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1].startswith(
+        "fetchproxy: the store plug-in acme_store_acme"
+    )
+    assert "Traceback" not in result.stderr
 
 
 CONTRACTS = ROOT / "tests" / "contracts"

@@ -116,9 +116,9 @@ print(json.dumps([
 
 
 def run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
 
 
 FindPart = Callable[[str, Callable[[], object]], list[str]]

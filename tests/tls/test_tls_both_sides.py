@@ -55,12 +55,12 @@ def test_a_client_reads_both_tiers(
     client: str,
 ) -> None:  # fmt: skip
     read_all, settings = READERS[client]
-    caught = tls_proxy.metric("fetchproxy_catches_total")
+    catches = tls_proxy.metric("fetchproxy_catches_total")
     records = read_all(
         tls_proxy.bootstrap, replayed.topic, {0: COUNT}, **settings(authority, client_certificate)
     )
     assert records == replayed.written
-    assert tls_proxy.metric("fetchproxy_catches_total") > caught, "it was read from the archive"
+    assert tls_proxy.metric("fetchproxy_catches_total") > catches, "it was read from the archive"
 
 
 def test_the_java_consumer_reads_both_tiers(

@@ -32,10 +32,10 @@ def gateway(**keys: object) -> GatewayConfig:
 
 
 def fault_of(**keys: object) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         server_context(gateway(**keys), TlsConfig())
-    assert PASSWORD not in str(caught.value)
-    return str(caught.value)
+    assert PASSWORD not in str(error.value)
+    return str(error.value)
 
 
 def test_defaults_speak_tls_nowhere_and_listen_on_loopback() -> None:
@@ -89,10 +89,10 @@ SNI = [CERTIFICATE, "gateway.sni_bootstrap_host=b.x", "gateway.sni_node_pattern=
 def test_keys_that_do_not_go_together(assignments: list[str], named: str) -> None:
     with pytest.raises(
         ConfigError, match=r"expected|needs|together|no TLS|only one|one port"
-    ) as caught:
+    ) as error:
         load_config(None, {}, [parse_assignment(text) for text in assignments])
-    assert named in str(caught.value)
-    assert PASSWORD not in str(caught.value)
+    assert named in str(error.value)
+    assert PASSWORD not in str(error.value)
 
 
 OWN_CERTIFICATE = ["cluster.security_protocol=SSL", "cluster.tls_certificate_file=/own.pem"]
@@ -102,12 +102,12 @@ CLIENTS = [CERTIFICATE, "gateway.tls_client_ca_file=/ca"]
 
 @pytest.mark.parametrize("more", [[], [*CLIENTS, "gateway.tls_client_auth=requested"]])
 def test_strangers_do_not_get_the_principal_of_the_proxys_certificate(more: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         load_config(
             None, {}, [parse_assignment(text) for text in [*OWN_CERTIFICATE, PUBLIC, *more]]
         )
     for word in ("cluster.tls_certificate_file", "gateway.tls_client_auth = required", "loopback"):
-        assert word in str(caught.value)
+        assert word in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def read_by_java(
     bootstrap: str, topic: str, count: int, properties: Path
 ) -> list[tuple[int, str, str]]:
     """(offset, key, value) of partition 0 from offset 0 on, by Kafka's console consumer."""
-    done: subprocess.CompletedProcess[str] = run_tool(
+    result: subprocess.CompletedProcess[str] = run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", topic, "--partition", "0", "--offset", "0"),
         *("--max-messages", str(count), "--timeout-ms", "60000"),
@@ -163,5 +163,5 @@ def read_by_java(
         *("--property", "print.key=true"),
         *("--property", "key.separator= "),
     )
-    lines = [line.removeprefix("Offset:").split(" ", 2) for line in done.stdout.splitlines()]
+    lines = [line.removeprefix("Offset:").split(" ", 2) for line in result.stdout.splitlines()]
     return [(int(offset), key, value) for offset, key, value in lines]

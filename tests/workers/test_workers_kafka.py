@@ -161,26 +161,26 @@ def test_no_worker_outlives_its_parent(proxy: ProxyProcess) -> None:
 
 
 def test_a_taken_port_is_said(proxy: ProxyProcess, tmp_path: Path) -> None:
-    done = fetchproxy(
+    result = fetchproxy(
         "serve", "--bootstrap", "127.0.0.1:1", "--store", tmp_path.as_uri(),
         "--listen", proxy.bootstrap, "--workers", "2",
     )  # fmt: skip
-    assert done.returncode == 2
-    assert f"gateway.listen = {proxy.bootstrap}: cannot listen there" in done.stderr
+    assert result.returncode == 2
+    assert f"gateway.listen = {proxy.bootstrap}: cannot listen there" in result.stderr
 
 
 def test_what_keeps_a_worker_from_starting_ends_all(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
     """The archive is not there, which only the worker with the archiver finds."""
-    done = fetchproxy(
+    result = fetchproxy(
         "serve", "--bootstrap", kafka_server.bootstrap, "--store", tmp_path.as_uri(),
         "--listen", "127.0.0.1:0", "--workers", "2", "--archive", "workers",
         "--set", "archive.log_dirs=/nowhere",
     )  # fmt: skip
-    assert done.returncode == 2
-    assert "/nowhere" in done.stderr
-    assert "a worker could not start" in done.stderr
+    assert result.returncode == 2
+    assert "/nowhere" in result.stderr
+    assert "a worker could not start" in result.stderr
 
 
 def rows(proxy: ProxyProcess, path: str, limit: int = 2) -> list[dict[str, Any]]:

@@ -78,14 +78,14 @@ def run_until_killed(
     command += [str(folder / "store"), str(changes["spool_dir"]), topic]
     rest = {key: value for key, value in changes.items() if key != "spool_dir"}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, json.dumps(rest), label, *([] if ring is None else [str(ring)])],
         env=environment,
         stdout=subprocess.DEVNULL,
         timeout=120,
         check=False,
     )
-    assert done.returncode == -signal.SIGKILL, done.returncode
+    assert result.returncode == -signal.SIGKILL, result.returncode
 
 
 def beside(kafka: KafkaServer) -> dict[str, Any]:

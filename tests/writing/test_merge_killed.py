@@ -44,8 +44,8 @@ def run_until_killed(folder: Path, label: str, later_ms: int) -> None:
     command = [sys.executable, str(HERE / "merger_process.py"), str(folder / "store")]
     command += [str(folder / "spool"), str(BYTES_MAX), str(later_ms), label]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL, f"it has not come to {label!r}: {done.stderr!r}"
+    result = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert result.returncode == -signal.SIGKILL, f"it has not come to {label!r}: {result.stderr!r}"
 
 
 async def archived(bootstrap: str, folder: Path) -> bytes:

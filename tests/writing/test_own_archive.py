@@ -78,8 +78,8 @@ def written_topic(kafka: KafkaServer, name: str, *, forgotten: int = 0) -> None:
     assert producer.flush(180) == 0
     if forgotten:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-        (done,) = admin.delete_records([TopicPartition(name, 0, forgotten)]).values()
-        done.result(30)
+        (future,) = admin.delete_records([TopicPartition(name, 0, forgotten)]).values()
+        future.result(30)
 
 
 async def test_the_first_archiver_makes_the_archive_and_says_whose_it_is(

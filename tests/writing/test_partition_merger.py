@@ -30,8 +30,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> MergingWorld:
 async def test_readers_see_each_offset_once_before_and_after(world: MergingWorld) -> None:
     await world.plant_small(7)
     before = await world.read()
-    done = await world.merge()
-    assert (done.merged, done.replaced, done.refused) == (2, 6, [])
+    outcome = await world.merge()
+    assert (outcome.merged, outcome.replaced, outcome.refused) == (2, 6, [])
     assert await world.read() == before
     await world.tidy_until_settled()
     assert await world.ranges() == [(0, 29), (30, 59), (60, 69)]
@@ -187,9 +187,9 @@ async def test_a_corrupt_segment_is_named_and_the_others_are_merged(world: Mergi
     await world.plant_small(7)
     broken = world.planted.segments[4]
     await world.planted.change(broken, SegmentFile.LOG, flip(100))
-    done = await world.merge()
-    assert done.merged == 1
-    (refused,) = done.refused
+    outcome = await world.merge()
+    assert outcome.merged == 1
+    (refused,) = outcome.refused
     assert refused.startswith("orders-0, offsets 30 to 59: ")
     assert world.planted.key(broken, SegmentFile.LOG) in refused
     assert "CRC-32C" in refused
@@ -200,9 +200,9 @@ async def test_a_corrupt_segment_is_named_and_the_others_are_merged(world: Mergi
 async def test_a_missing_object_is_named(world: MergingWorld) -> None:
     await world.plant_small(3)
     await world.planted.store.delete(world.planted.key(world.planted.segments[1], SegmentFile.LOG))
-    done = await world.merge()
-    assert done.merged == 0
-    assert world.planted.key(world.planted.segments[1], SegmentFile.LOG) in done.refused[0]
+    outcome = await world.merge()
+    assert outcome.merged == 0
+    assert world.planted.key(world.planted.segments[1], SegmentFile.LOG) in outcome.refused[0]
 
 
 async def test_newer_records_keep_a_merged_segment(world: MergingWorld) -> None:

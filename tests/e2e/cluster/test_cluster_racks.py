@@ -33,11 +33,11 @@ def test_tail_and_archive_are_read_from_the_replica_in_the_rack(scene: MakeScene
         reader.read_from(2, from_follower + 50 * 300)
         assert reader.bytes_from(1) - from_leader < 50 * 300
         # The client asks the follower for deleted offsets, too, and the proxy answers.
-        caught = served.proxy.metric("fetchproxy_catches_total", served.topic)
+        catches = served.proxy.metric("fetchproxy_catches_total", served.topic)
         before = reader.bytes_from(2)
         reader.seek(0)
         reader.read_until(served.producer.counts[0])
-        assert served.proxy.metric("fetchproxy_catches_total", served.topic) > caught
+        assert served.proxy.metric("fetchproxy_catches_total", served.topic) > catches
         reader.read_from(2, before + 400 * 300)
         expected = served.producer.expected()[0]
         assert reader.read == expected[: len(reader.read)]

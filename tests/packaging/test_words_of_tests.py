@@ -1,0 +1,52 @@
+"""Names in tests, benchmarks and the lab say what they hold.
+
+A past participle or a pronoun says only that something was asked or found, or whose it is. A reader
+then has to look for its value: `said = await proxy.fetch()` is a response.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(
+    path
+    for top in ("tests", "benchmarks", "chaos", "demo", "examples", "lab")
+    for path in (ROOT / top).rglob("*.py")
+)
+NAMELESS = frozenset(
+    word
+    for line in (
+        "asked found given got held kept left looked said seen sent shown told wanted",
+        "mine ours own theirs",
+    )
+    for word in line.split()
+)
+# By file: the name, and why it stays.
+STAYS = {
+    "tests/packaging/test_pictures.py": {"left": "a side of a box, beside `right` and `top`"},
+}
+
+
+def names_bound_in(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Of variables, parameters, attributes, functions and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield (node.id if isinstance(node, ast.Name) else node.attr), node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or (isinstance(node, ast.ExceptHandler | ast.MatchAs) and node.name):
+            yield node.name, node.lineno
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_name_says_what_it_holds(path: Path) -> None:
+    bound = list(names_bound_in(ast.parse(path.read_text("utf-8"))))
+    nameless = {name: line for name, line in bound if name.strip("_").lower() in NAMELESS}
+    stays = STAYS.get(str(path.relative_to(ROOT)), {})
+    assert {name: line for name, line in nameless.items() if name not in stays} == {}
+    assert stays.keys() <= nameless.keys(), "a reason that is no longer needed"
