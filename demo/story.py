@@ -118,9 +118,11 @@ class Story:
                 f"{client}: {records.RECORDS:,} records, each once, in order, key and value as "
                 f"produced: {speeds[client].mb_per_s:.0f} MB/s."
             )
-        catches = proxy.status()["remote_reads"]
-        require(catches["read_bytes"] > 0, "old records come from the archive", str(catches))
-        read_mb = catches["read_bytes"] / 1e6
+        remote_reads = proxy.status()["remote_reads"]
+        require(
+            remote_reads["read_bytes"] > 0, "old records come from the archive", str(remote_reads)
+        )
+        read_mb = remote_reads["read_bytes"] / 1e6
         tell.say(f"For these two fetchproxy has read {read_mb:.0f} MB from the archive.")
         return speeds
 
@@ -168,7 +170,7 @@ class Story:
             proxy.wait_until_archived(topic)
         tell.say(f"[dim]$ fetchproxy verify --store {quote(shlex.quote(self._store.url))}[/]")
         result = proxy.verify()
-        output = (result.stdout or verdict.stderr or "").strip()
+        output = (result.stdout or result.stderr or "").strip()
         require(result.returncode == 0, "fetchproxy verify finds no fault", output)
         tell.good(quote(output))
 

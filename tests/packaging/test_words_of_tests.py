@@ -26,6 +26,7 @@ NAMELESS = frozenset(
     )
     for word in line.split()
 )
+NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs
 # By file: the name, and why it stays.
 STAYS = {
     "tests/packaging/test_pictures.py": {"left": "a side of a box, beside `right` and `top`"},
@@ -39,7 +40,7 @@ def names_bound_in(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield (node.id if isinstance(node, ast.Name) else node.attr), node.lineno
         elif isinstance(node, ast.arg):
             yield node.arg, node.lineno
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or (isinstance(node, ast.ExceptHandler | ast.MatchAs) and node.name):
+        elif isinstance(node, NAMED) and node.name:
             yield node.name, node.lineno
 
 
