@@ -240,7 +240,7 @@ async def test_accumulated_records_that_the_broker_deletes_are_copied_early(
         open_archive(tmp_path / "store") as archive,
         running_archiver(kafka_server.bootstrap, archive, topic, **ages) as (manager, cluster),
     ):
-        await until(manager, lambda segments: [each.accumulated_end for each in segments] == [300])
+        await until(manager, lambda statuses: [each.accumulated_end for each in statuses] == [300])
         (tp,) = await tps(cluster, topic)
         written = await broker_batches(cluster, tp, 0, 300)
         assert (await archive.view(tp)).log_end_offset is None
@@ -249,7 +249,7 @@ async def test_accumulated_records_that_the_broker_deletes_are_copied_early(
         assert await archive.batches(tp) == written
         # What is read afterwards has all the time again.
         produce(kafka_server, topic, 300)
-        await until(manager, lambda segments: [each.accumulated_end for each in segments] == [600])
+        await until(manager, lambda statuses: [each.accumulated_end for each in statuses] == [600])
         assert (await archive.view(tp)).log_end_offset == 300
 
 
@@ -289,7 +289,7 @@ async def test_a_recreated_topic_is_another_log(
         await until(manager, archived_up_to(topic, {0: 100}))
         (old,) = await tps(cluster, topic)
         await asyncio.to_thread(admin.delete_topics([topic])[topic].result, 30)
-        await until(manager, lambda segments: not segments)
+        await until(manager, lambda statuses: not statuses)
         await recreate(kafka_server, topic)
         produce(kafka_server, topic, 50)
         await until(manager, archived_up_to(topic, {0: 50}))
@@ -320,7 +320,7 @@ async def test_a_broker_that_restarts(own_kafka_server: KafkaServer, tmp_path: P
     ):
         await until(manager, archived_up_to(topic, {0: 200}))
         await asyncio.to_thread(kafka.kill)
-        await until(manager, lambda segments: any(s.last_error for s in segments))
+        await until(manager, lambda statuses: any(s.last_error for s in statuses))
         await asyncio.to_thread(kafka.start)
         await asyncio.to_thread(produce, kafka, topic, 200)
         await until(manager, archived_up_to(topic, {0: 400}))

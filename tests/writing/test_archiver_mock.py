@@ -176,7 +176,7 @@ async def test_an_archive_that_goes_on_above_its_log_in_one_epoch_stops_the_part
         tp = await forge_metadata(mock_cluster.bootstrap, archive, b"", b"")
         with structlog.testing.capture_logs() as logs:
             async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
-                await until(manager, lambda segments: any(s.stopped for s in segments))
+                await until(manager, lambda statuses: any(s.stopped for s in statuses))
                 produce(producer, 10)
                 await asyncio.sleep(0.2)  # several process intervals
                 status = next(s for s in manager.status() if s.tp.partition == 0)
@@ -196,7 +196,7 @@ async def test_a_log_without_epochs_that_ends_below_the_archive_stops_the_partit
         tp = await forge_metadata(mock_cluster.bootstrap, archive, epochs, b'"leader_epochs": []')
         with structlog.testing.capture_logs() as logs:
             async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
-                await until(manager, lambda segments: any(s.stopped for s in segments))
+                await until(manager, lambda statuses: any(s.stopped for s in statuses))
                 await asyncio.sleep(0.2)  # several process intervals
                 status = next(s for s in manager.status() if s.tp.partition == 0)
         assert status.last_error is not None
@@ -216,7 +216,7 @@ async def test_only_whole_names_match_whatever_they_begin_with(
         for pattern, expected in ((TOPIC, {TOPIC}), (".*", {TOPIC, "orders-2", "__orders"})):
             async with running_archiver(mock_cluster.bootstrap, archive, pattern) as (manager, _):
                 partitions = 4 * len(expected)
-                await until(manager, lambda segments, n=partitions: len(segments) == n)
+                await until(manager, lambda statuses, n=partitions: len(statuses) == n)
                 assert {s.tp.topic for s in manager.status()} == expected
 
 
@@ -249,7 +249,7 @@ async def test_a_failing_store_is_retried_with_new_ids(
         await until_true(lambda: store.failures >= 3)
         tp = (await tps(cluster, TOPIC))[0]
         assert (await archive.view(tp)).segments == ()
-        await until(manager, lambda segments: any(s.last_error for s in segments))
+        await until(manager, lambda statuses: any(s.last_error for s in statuses))
         store.error = None
         await until(manager, archived_up_to(TOPIC, {0: 200}))
         view = await archive.view(tp)
@@ -263,7 +263,7 @@ async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer
     store = FailingStore()
     store.hang = True
     async with archiving(mock_cluster, store, copy_max_ms=300) as (archive, manager, cluster):
-        await until(manager, lambda segments: any(s.last_error for s in segments))
+        await until(manager, lambda statuses: any(s.last_error for s in statuses))
         store.hang = False
         await until(manager, archived_up_to(TOPIC, {0: 200}))
         tp = (await tps(cluster, TOPIC))[0]
@@ -335,7 +335,7 @@ async def test_what_another_archiver_has_copied_meanwhile_is_not_copied_again(
             cluster,
         ),
     ):
-        await until(manager, lambda segments: any(s.accumulated_bytes > 0 for s in segments))
+        await until(manager, lambda statuses: any(s.accumulated_bytes > 0 for s in statuses))
         async with running_archiver(mock_cluster.bootstrap, quick, TOPIC) as (other, _):
             await until(other, archived_up_to(TOPIC, {0: 200}))
         tp = (await tps(cluster, TOPIC))[0]
@@ -365,11 +365,11 @@ async def test_a_spool_file_that_is_damaged_is_read_again(
         segment_bytes_max=30_000,
         spool_dir=spool,
     ) as (archive, manager, cluster):
-        await until(manager, lambda segments: any(s.accumulated_bytes > 0 for s in segments))
+        await until(manager, lambda statuses: any(s.accumulated_bytes > 0 for s in statuses))
         for path in spool.glob("*/*.log"):
             path.write_bytes(damage(path.read_bytes()))
         produce(producer, 1_000)
-        await until(manager, lambda segments: any((s.archive_end or 0) > 200 for s in segments))
+        await until(manager, lambda statuses: any((s.archive_end or 0) > 200 for s in statuses))
         tp = (await tps(cluster, TOPIC))[0]
         archived = await archive.batches(tp)
         assert (await broker_batches(cluster, tp, 0, 1_100)).startswith(archived)
@@ -392,7 +392,7 @@ async def test_on_a_disk_smaller_than_a_segment_shorter_ones_are_cut(
         fetch_bytes_max=16_384,
         spool_dir=spool,
     ) as (archive, manager, cluster):
-        await until(manager, lambda segments: any((s.archive_end or 0) > 500 for s in segments))
+        await until(manager, lambda statuses: any((s.archive_end or 0) > 500 for s in statuses))
         tp = (await tps(cluster, TOPIC))[0]
         segments = (await archive.view(tp)).segments
         assert len(segments) > 1

@@ -105,9 +105,7 @@ def log_dirs(kafka: KafkaServer, tmp_path: Path) -> dict[str, object]:
 
 
 def archived_to(topic: str, end: int) -> Callable[[list[PartitionArchiveStatus]], bool]:
-    return lambda segments_found: (
-        [s.archive_end for s in segments_found if s.tp.topic == topic] == [end]
-    )
+    return lambda statuses: [s.archive_end for s in statuses if s.tp.topic == topic] == [end]
 
 
 async def segments(archive: Archive, tp: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
@@ -140,7 +138,7 @@ async def test_a_file_that_was_cut_is_no_compacted_one(
     ):
         await until(
             manager,
-            lambda segments_found: any(expected in (s.last_error or "") for s in segments_found),
+            lambda statuses: any(expected in (s.last_error or "") for s in statuses),
         )
 
 

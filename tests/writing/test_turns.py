@@ -178,7 +178,7 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
         await before.publish()
         async with managed(cluster, archive, GivenLeadership(0)) as manager:
             await until(manager, archived_up_to(TOPIC, {0: 50}))
-            await until(manager, lambda segments: all(s.last_success_ms for s in segments))
+            await until(manager, lambda statuses: all(s.last_success_ms for s in statuses))
             await manager.published_conditions.publish()
         assert [
             condition.tp for condition in await archive.storage.objects.list_published_conditions()
