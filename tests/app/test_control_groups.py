@@ -46,7 +46,7 @@ def test_a_container_that_sees_only_its_own_group(tmp_path: Path) -> None:
     assert available_cpu_cores(root) == 0.25
 
 
-def test_version_1(tmp_path: Path) -> None:
+def test_limits_of_control_groups_version_1_count(tmp_path: Path) -> None:
     root = kernel(
         tmp_path,
         "3:cpu,cpuacct:/docker/a\n2:memory:/docker/a\n",

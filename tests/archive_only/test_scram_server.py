@@ -102,7 +102,7 @@ def test_credentials_that_are_none_are_refused(change: tuple[str, str]) -> None:
         parse_credential("SCRAM-SHA-512", PENCIL.text())
 
 
-def test_patterns() -> None:
+def test_a_star_at_the_end_of_a_name_stands_for_any_rest() -> None:
     names = Names.of(["orders", "pay-*"])
     assert [n in names for n in ("orders", "orders-2", "pay-", "pay-1", "pay", "", "*")] == [
         True, False, True, True, False, False, False,

@@ -76,7 +76,9 @@ def test_of_a_group_the_one_that_is_furthest_counts() -> None:
         (Kind.CUT, "proxy 2", False, False),
     ],
 )
-def test_what_explains_it(kind: Kind, target: str, at_the_tail: bool, in_the_archive: bool) -> None:
+def test_each_act_explains_only_the_stand_still_that_it_causes(
+    kind: Kind, target: str, at_the_tail: bool, in_the_archive: bool
+) -> None:
     act = Act(0.0, kind, target, 5.0)
     assert explains(act, ["proxy 1"], needs_archive=False) is at_the_tail
     assert explains(act, ["proxy 1"], needs_archive=True) is in_the_archive

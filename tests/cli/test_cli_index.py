@@ -108,7 +108,7 @@ def test_offset_and_time_index_show_what_they_mean(files: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["remoteLogIndex", "remoteOffsetIndex", "remoteTimeIndex"])
-def test_a_limit(files: Path, suffix: str) -> None:
+def test_the_index_is_shown_up_to_the_limit(files: Path, suffix: str) -> None:
     code, out, _ = show(file_of(files, suffix), "--json", "--limit", "1")
     assert (code, len(out.splitlines())) == (0, 1)
     code, out, _ = show(file_of(files, suffix), "--limit", "0")
@@ -143,7 +143,9 @@ def test_damage_is_named_behind_the_entries_before_it(files: Path) -> None:
         ("remoteTimeIndex", bytes(13), "entry 1 at byte 12: cut after 1 of 12 bytes"),
     ],
 )
-def test_other_damage(tmp_path: Path, suffix: str, content: bytes, what: str) -> None:
+def test_damage_of_each_index_is_named_with_exit_code_1(
+    tmp_path: Path, suffix: str, content: bytes, what: str
+) -> None:
     file = file_of(tmp_path, suffix)
     file.write_bytes(content)
     code, _, err = show(file)

@@ -37,5 +37,5 @@ async def test_asyncio_names_its_call_and_we_do_not() -> None:
         (ConnectionResetError(), "ConnectionResetError"),
     ],
 )  # fmt: skip
-def test_words(error: OSError, words: str) -> None:
+def test_an_error_of_the_system_is_told_in_plain_words(error: OSError, words: str) -> None:
     assert system_error_in_words(error) == words

@@ -17,7 +17,7 @@ def test_addresses_and_networks() -> None:
 
 
 @pytest.mark.parametrize("text", ["balancer", "10.0.0.1/24", "10.0.0.0/33", "10.0.0.1:9192", "all"])
-def test_what_is_refused(text: str) -> None:
+def test_what_is_no_address_or_network_is_refused(text: str) -> None:
     settings = [Setting("gateway.proxy_protocol_from", text, "test")]
     with pytest.raises(ConfigError, match="expected IP addresses or networks"):
         load_config(None, {}, settings)

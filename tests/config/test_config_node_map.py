@@ -9,7 +9,7 @@ from fetchproxy.config.values import NodePlace, parse_node_map
 from fetchproxy.errors import ConfigError
 
 
-def test_the_three_forms() -> None:
+def test_all_three_forms_of_a_node_map_are_read() -> None:
     assert parse_node_map("1=9301, 2=kafka.example:9302,0=9303/[::1]:443") == {
         1: NodePlace(9301, None, 9301),
         2: NodePlace(9302, "kafka.example", 9302),
@@ -39,7 +39,7 @@ def test_the_three_forms() -> None:
         "1=9301/[::]:443",
     ],
 )
-def test_what_is_refused(text: str) -> None:
+def test_a_node_map_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"gateway.node_map = .*expected NODE=PORT"):
         load_config(None, {}, [parse_assignment(f"gateway.node_map={text}")])
 

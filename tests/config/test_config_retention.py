@@ -56,6 +56,6 @@ def test_an_empty_text_is_none() -> None:
         '{"orders": {"local_retention_ms": true}}',
     ],
 )
-def test_what_is_refused(text: str) -> None:
+def test_overrides_that_are_no_table_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"archive.retention_overrides = .*expected a table"):
         load_config(None, {}, [parse_assignment(f"archive.retention_overrides={text}")])

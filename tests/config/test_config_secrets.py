@@ -30,7 +30,7 @@ def test_names_that_are_no_secrets(name: str) -> None:
         ("file:///a@b", "file:///a@b"),
     ],
 )
-def test_texts(text: str, masked: str) -> None:
+def test_secrets_in_a_text_are_masked(text: str, masked: str) -> None:
     assert mask_text(text) == masked
 
 

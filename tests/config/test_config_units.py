@@ -41,7 +41,7 @@ def test_durations(text: str, value: int) -> None:
     [("1024B", 1024), ("512KiB", 512 * 1024), ("64MiB", 64 * MiB), ("8GiB", 8 * 1024 * MiB),
      ("2TiB", 2 * 1024 * 1024 * MiB), ("65536", 65_536)],
 )  # fmt: skip
-def test_sizes(text: str, value: int) -> None:
+def test_sizes_are_read_with_and_without_units(text: str, value: int) -> None:
     setting = parse_assignment(f"archive.remote_log_retention_bytes={text}")
     assert load_config(None, {}, [setting]).archive.remote_log_retention_bytes == value
 

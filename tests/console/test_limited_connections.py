@@ -168,7 +168,9 @@ STRANGER, OTHER, HERE = "203.0.113.7", "203.0.113.8", "127.0.0.1"
         ([HERE] * 3, HERE, 0),
     ],
 )
-def test_who_gives_way(hosts: list[str], newcomer: str, index: int | None) -> None:
+def test_which_connection_gives_way_to_a_newcomer(
+    hosts: list[str], newcomer: str, index: int | None
+) -> None:
     assert gives_way(hosts, newcomer) == index
 
 

@@ -32,7 +32,9 @@ def sound(base: str = "plain", *marks: pytest.MarkDecorator) -> Callable[[Built]
 
 
 @pytest.mark.parametrize(("base", "build"), CASES)
-async def test_nothing_is_found(base: str, build: Callable, request: pytest.FixtureRequest) -> None:
+async def test_a_sound_set_up_has_no_findings(
+    base: str, build: Callable, request: pytest.FixtureRequest
+) -> None:
     setup: SetUp = request.getfixturevalue(base)
     async with build(setup, request) as whole:
         examination = await whole.examined()
@@ -43,7 +45,7 @@ async def test_nothing_is_found(base: str, build: Callable, request: pytest.Fixt
     assert [one for one in examination.results if state(one) == "not checked"] == []
 
 
-def test_there_are_ten() -> None:
+def test_at_least_ten_sound_set_ups_are_examined() -> None:
     assert len(CASES) >= 10
 
 

@@ -338,7 +338,7 @@ async def test_no_more_than_so_many_are_collected(
     assert archive.reads == PARTITIONS - 10
 
 
-async def test_on_files(tmp_path: Path) -> None:
+async def test_a_collected_object_in_a_folder_is_believed(tmp_path: Path) -> None:
     store = ScriptedStore(FilesystemObjectStore(tmp_path))
     archive = Archive(store)
     async with archive.process(collects=False) as writer:

@@ -36,7 +36,9 @@ def test_as_kafka_does(topic_id: UUID, partition: int, partitions: int) -> None:
 
 
 @pytest.mark.parametrize(("partition", "place"), [(0, 11), (1, 2), (2, 38)])
-def test_it_never_moves(partition: int, place: int) -> None:
+def test_a_topic_partitions_place_in_the_metadata_topic_never_changes(
+    partition: int, place: int
+) -> None:
     """A changed result would make every reader look for known events in the wrong partition."""
     tp = TopicIdPartition(UUID("12345678-9abc-def0-1234-56789abcdef0"), "orders", partition)
     assert metadata_partition(tp, 50) == place

@@ -110,7 +110,7 @@ TPS = st.builds(
 
 
 @given(TPS.flatmap(any_events))
-def test_there_and_back(event: MetadataEvent) -> None:
+def test_an_event_is_read_back_as_it_was_written(event: MetadataEvent) -> None:
     assert decode_message(encode_message(event), WHERE) == event
     assert decode_entry(entry_body(event), event.topic_id_partition, WHERE) == event
 

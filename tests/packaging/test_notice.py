@@ -47,7 +47,7 @@ def test_the_licence_is_the_one_that_the_package_states(package: str) -> None:
     assert NAMED[package] == licence
 
 
-def test_all_is_permissive() -> None:
+def test_each_licence_is_permissive() -> None:
     others = {
         package
         for package, licence in NAMED.items()

@@ -98,7 +98,7 @@ def test_response_header_versions() -> None:
     assert response_header_version(ApiKey.SASL_HANDSHAKE, 1) == 0
 
 
-def test_response_body() -> None:
+def test_a_response_body_begins_behind_its_tagged_fields() -> None:
     tagged = b"\x00\x00\x00\x07" + b"\x01\x05\x02ab" + b"body"
     assert correlation_id(tagged) == 7
     assert response_body(tagged, ApiKey.FETCH, 12).pos == 9

@@ -104,7 +104,9 @@ EACH_READ = [each for each in EACH if each.id != "ListOffsets-v0"]
 
 
 @pytest.mark.parametrize(("api", "version"), EACH)
-def test_request(api: PartitionApi, version: int) -> None:
+def test_the_partitions_of_a_request_are_read_wherever_it_begins(
+    api: PartitionApi, version: int
+) -> None:
     @settings(max_examples=60)
     @given(values(f"{api.name}Request", version), st.binary(max_size=9))
     def check(value: Value, lead: bytes) -> None:

@@ -17,7 +17,7 @@ NAME = "ProduceRequest"
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_acks(version: int) -> None:
+def test_acks_are_read_at_the_head_of_a_produce_request(version: int) -> None:
     @settings(max_examples=40)
     @given(values(NAME, version), st.binary(max_size=5))
     def check(value: dict[str, Any], lead: bytes) -> None:

@@ -40,7 +40,7 @@ def test_plain_and_scram_name_their_user(version: int) -> None:
         b"\0" + b"x" * TOKEN_BYTES_MAX + b"\0pw",
     ],
 )
-def test_others_name_none(token: bytes) -> None:
+def test_other_tokens_name_no_user(token: bytes) -> None:
     assert user(request(token, 2)) == ""
 
 

@@ -216,7 +216,7 @@ def test_a_client_that_leaves_takes_its_fetch_away_but_not_the_read() -> None:
     run_virtual(main)
 
 
-def test_it_completes_once() -> None:
+def test_a_fetch_completes_once() -> None:
     async def main() -> None:
         async with read_side() as side:
             await side.segment(batches(side.rng, 0, 4))

@@ -29,7 +29,7 @@ def take(headers: list[BatchHeader], **changes: int) -> Take:
     return plan_take(headers, **arguments)
 
 
-def test_all_that_fits() -> None:
+def test_batches_below_the_segments_size_leave_it_open() -> None:
     assert take(batches(300, 300, 300)) == Take(0, 3, full=False)
 
 
@@ -38,7 +38,7 @@ def test_the_batch_that_does_not_fit_begins_the_next_segment() -> None:
     assert take(batches(300), accumulated_bytes=800) == Take(0, 0, full=True)
 
 
-def test_exactly_full() -> None:
+def test_batches_of_exactly_the_segments_size_fill_it() -> None:
     assert take(batches(500, 500)) == Take(0, 2, full=True)
 
 

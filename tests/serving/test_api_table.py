@@ -70,7 +70,7 @@ def test_behaviours_do_not_overlap_and_say_why() -> None:
             assert behaviour.why or key not in SPECIAL
 
 
-def test_the_special_cases() -> None:
+def test_special_requests_have_their_own_treatment() -> None:
     assert handling(ApiKey.FETCH, 12) is FETCH_TREATMENT
     assert handling(ApiKey.HEARTBEAT, 4) is RELAY
     assert handling(ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE, 0) is RELAY

@@ -141,7 +141,7 @@ def test_half_a_frame_and_silence(proxy: ProxyProcess) -> None:
     assert still_serves(proxy)
 
 
-def test_silence(proxy: ProxyProcess) -> None:
+def test_a_silent_client_is_closed_as_idle(proxy: ProxyProcess) -> None:
     before = len(proxy.logged("client_connection_closed"))
     with connect(proxy) as peer:
         assert is_closed(peer)

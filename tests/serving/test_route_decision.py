@@ -84,7 +84,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_decide(name: str) -> None:
+def test_each_named_case_has_its_route(name: str) -> None:
     offset, view_seen, archiver_position, decided = CASES[name]
     assert decide(offset, view_seen, LOG_OFFSETS, archiver_position) == decided
 

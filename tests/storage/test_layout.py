@@ -171,7 +171,7 @@ def test_numbers_out_of_range_have_no_key() -> None:
         partition_folder("", TopicIdPartition(UUID(int=1), "t", -1))
 
 
-def test_prefixes() -> None:
+def test_a_prefix_is_normal_or_refused() -> None:
     assert normal_prefix("") == normal_prefix("/") == ""
     assert normal_prefix("a/b") == normal_prefix("/a/b/") == "a/b/"
     for prefix in ("a//b", "../a", "a b", "~"):

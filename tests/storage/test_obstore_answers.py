@@ -65,7 +65,9 @@ def status(number: int, body: str = "") -> obstore_errors.GenericError:
         (obstore_errors.InvalidPathError("no"), RemoteStorageError),
     ],
 )  # fmt: skip
-def test_errors(error: Exception, kind: type[RemoteStorageError]) -> None:
+def test_each_error_of_the_library_has_its_kind_of_ours(
+    error: Exception, kind: type[RemoteStorageError]
+) -> None:
     mapped = obstore_error(error, "get k")
     assert type(mapped) is kind
     assert str(mapped).startswith("get k: ")

@@ -192,7 +192,7 @@ async def test_a_server_that_falls_silent(begun: bool) -> None:
         assert len(connections) == 1  # the caller has to retry
 
 
-async def test_nobody_there() -> None:
+async def test_a_server_that_is_gone_is_an_os_error() -> None:
     async with serving(serve_well) as (url, _):
         pass
     async with requests() as client:

@@ -92,7 +92,9 @@ HEADERS = [({"Retry-After": "2"}, 2), (LATER, 3), ({"Retry-After": "86400"}, RET
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("scheme", ["s3", "webhdfs"])
-async def test_it_is_read(scheme: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pause_that_a_store_asks_for_is_in_the_error(
+    scheme: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for headers, pause_s in HEADERS:
         async with refusing(scheme, headers, monkeypatch) as store:
             with tried_once(), pytest.raises(RemoteStorageError) as refused:

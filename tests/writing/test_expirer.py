@@ -88,7 +88,7 @@ def test_bytes_and_time_by_pattern() -> None:
     virtually(life)
 
 
-def test_little_by_little() -> None:
+def test_a_pass_deletes_no_more_segments_than_its_limit() -> None:
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(9)
         expirer, rlmm = await world.start(

@@ -290,7 +290,7 @@ async def test_one_that_was_started_waits_for_no_second_grace() -> None:
 
 
 @with_both
-async def test_two_at_once(manager: str) -> None:
+async def test_two_archivers_delete_a_partition_at_once(manager: str) -> None:
     async with life(manager) as world:
         await world.look()
         world.broker.topics = GONE

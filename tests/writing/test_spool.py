@@ -45,7 +45,7 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
             pass
 
 
-def test_not_open() -> None:
+def test_a_spool_that_is_not_open_gives_no_file() -> None:
     with pytest.raises(RuntimeError):
         Spool(None).new_file()
 
