@@ -79,7 +79,7 @@ _parts_missing = pytest.StashKey[dict[str, str]]()
 
 CreateTopic = Callable[..., str]
 Server = TypeVar("Server", bound=KafkaServer | StoreServer | HdfsServer | Kdc)
-PartT = TypeVar("Found")
+PartT = TypeVar("PartT")
 FindPart = Callable[[str, Callable[[], PartT]], PartT]
 
 

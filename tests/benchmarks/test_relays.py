@@ -160,13 +160,15 @@ def test_a_listing_that_was_answered_whole_can_be_had_again() -> None:
     assert one.asked_before(LISTING) == response_of(b"second")
 
 
-@pytest.mark.parametrize("request", [OBJECT, b"GET /bucket?list-type=2&prefix=b HTTP/1.1\r\n\r\n"])
-def test_what_is_another_request_is_not_answered_as_a_listing(request: bytes) -> None:
+@pytest.mark.parametrize(
+    "other_request", [OBJECT, b"GET /bucket?list-type=2&prefix=b HTTP/1.1\r\n\r\n"]
+)
+def test_what_is_another_request_is_not_answered_as_a_listing(other_request: bytes) -> None:
     responses: dict[bytes, bytes] = {}
     listing = Listing(responses)
     listing.asked_before(LISTING)
     listing.responded(response_of(b"first"))
-    assert listing.asked_before(request) is None
+    assert listing.asked_before(other_request) is None
     assert listing.asked_before(b"the body of a request") is None
 
 
