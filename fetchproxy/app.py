@@ -204,9 +204,13 @@ class Parts:
             yield Condition(
                 Kind.GATEWAY_NOT_LISTENING, message, missing="new clients: it is stopping"
             )
-        for one in self.storage.health.conditions(now):
+        for condition in self.storage.health.conditions(now):
             # The others are about an object, a key or a pace, and say themselves what rests.
-            yield self._with_consequences(one) if one.kind == Kind.STORE_FAILING else one
+            yield (
+                self._with_consequences(condition)
+                if condition.kind == Kind.STORE_FAILING
+                else condition
+            )
 
     def _with_consequences(self, failing: Condition) -> Condition:
         words, deleted_in_ms = self._consequences(failing.subject)

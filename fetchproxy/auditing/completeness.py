@@ -40,8 +40,8 @@ class CompletenessCheck:
 
     async def check(self, lost: Sequence[Offsets] = ()) -> VerifyReport:
         """`lost`: offsets of segments that lack only metadata. Raises RemoteStorageError."""
-        found, tp, records = VerifyReport(), self.tp, self.objects
-        in_topic = await self._segments_in_metadata_topic(found)
+        report, tp, records = VerifyReport(), self.tp, self.objects
+        in_topic = await self._segments_in_metadata_topic(report)
 
         def reported_holes() -> list[Offsets]:
             there = self._not_in_store(in_topic or ())
@@ -57,25 +57,25 @@ class CompletenessCheck:
                 message += "; the archiver writes it again with its next segment"
             key = records.finished_offsets_key(tp)
             damaged = of_object(Kind.SEGMENT_DAMAGED, tp, key, message, retriable=again)
-            (found.unread if again else found.faults).append(damaged)
+            (report.unread if again else report.faults).append(damaged)
         folder = records.folder(tp)
         for first, last in look.found.missing:
             kind, message = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)
-            found.faults.append(of_object(kind, tp, folder, message, first))
+            report.faults.append(of_object(kind, tp, folder, message, first))
         if finished_offsets is not None and finished_offsets.log_start_offset > self._log_start(
             self.stored
         ):
             message = (
                 f"the log start was raised to {finished_offsets.log_start_offset}, and is lower now"
             )
-            found.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, message))
-        found.faults += self._older_end(finished_offsets)
-        found.not_known += self._unknown(look)
-        found.published_conditions += offsets_in_words(tp, look.found)
-        found.published_conditions += metadata_in_words(self.stored, tp)
+            report.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, message))
+        report.faults += self._older_end(finished_offsets)
+        report.not_known += self._unknown(look)
+        report.published_conditions += offsets_in_words(tp, look.found)
+        report.published_conditions += metadata_in_words(self.stored, tp)
         if in_topic is not None:
-            found.faults += await self._against_topic(in_topic)
-        return found
+            report.faults += await self._against_topic(in_topic)
+        return report
 
     def _log_start(self, manager: RemoteLogMetadataManager | None) -> int:
         view = None if manager is None else manager.view(self.tp)
@@ -114,7 +114,7 @@ class CompletenessCheck:
 
     # --- the metadata topic ---
     async def _segments_in_metadata_topic(
-        self, found: VerifyReport
+        self, report: VerifyReport
     ) -> Sequence[RemoteLogSegmentMetadata] | None:
         """The partition's segments in the metadata topic. None: no topic, or a fault was added."""
         if self.topic is None:
@@ -125,7 +125,7 @@ class CompletenessCheck:
             if error.retriable:
                 raise
             kind, folder = Kind.ARCHIVE_LISTING_FAILING, self.objects.folder(self.tp)
-            found.faults.append(of_object(kind, self.tp, folder, str(error)))
+            report.faults.append(of_object(kind, self.tp, folder, str(error)))
             return None
         return self.topic.list_remote_log_segments(self.tp)
 

@@ -166,8 +166,8 @@ def plan_mirror(
     for metadata in segments:
         objects = at_source.get(metadata.segment_id, {})
         whole = all(
-            (found := there.get(relative_key)) is not None
-            and (file in REPLACEABLE or found.size_bytes == stored.size_bytes)
+            (copied_object := there.get(relative_key)) is not None
+            and (file in REPLACEABLE or copied_object.size_bytes == stored.size_bytes)
             for file, (relative_key, stored) in objects.items()
             if file is not SegmentFile.METADATA
         )
@@ -190,12 +190,12 @@ def plan_mirror(
 def by_segment(
     objects: Mapping[str, StoredObject],
 ) -> dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]]:
-    found: dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]] = {}
+    files_by_segment: dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]] = {}
     for relative_key, stored in objects.items():
         key = parse_segment_key("", relative_key)
         if key is not None:
-            found.setdefault(key.segment_id, {})[key.file] = (relative_key, stored)
-    return found
+            files_by_segment.setdefault(key.segment_id, {})[key.file] = (relative_key, stored)
+    return files_by_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +307,8 @@ class PartitionMirror:
         tp, result = self.tp, self._result
         if there:
             await refreshed(self.target.rlmm, tp)
-        found = await metadata_faults(self.source.storage, self.source.rlmm, tp)
-        self._add([*found.faults, *found.unread])
+        faults = await metadata_faults(self.source.storage, self.source.rlmm, tp)
+        self._add([*faults.faults, *faults.unread])
         # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tp))
         here = await self.source.partition_objects(tp)
@@ -334,12 +334,12 @@ class PartitionMirror:
 
         await for_each(copied, check, COMPARED_AT_ONCE)
 
-    def _add(self, found: Iterable[Condition]) -> None:
-        for one in found:
-            if one.retriable:
-                self._result.failed.append(one)
-            elif one not in self._result.faults:
-                self._result.faults.append(one)
+    def _add(self, faults: Iterable[Condition]) -> None:
+        for fault in faults:
+            if fault.retriable:
+                self._result.failed.append(fault)
+            elif fault not in self._result.faults:
+                self._result.faults.append(fault)
 
     def _advance(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
@@ -530,9 +530,9 @@ class PartitionMirror:
         relative_key = stored.key[len(self.source.prefix) :]
         store, key, path = self.target.store, self.target.prefix + relative_key, folder / stored.key
         size = (await asyncio.to_thread(path.stat)).st_size
-        found = there.get(relative_key)
+        copied_object = there.get(relative_key)
         async with FilesystemObjectStore(folder) as local:
-            is_there = found is not None and found.size_bytes == size
+            is_there = copied_object is not None and copied_object.size_bytes == size
             if is_there and await same_objects(local, stored.key, store, key):
                 return False
             await store.put_file(key, path, settled=True)

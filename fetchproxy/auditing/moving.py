@@ -307,16 +307,16 @@ async def _is_readable(target: MirrorSide, named: str, others: Sequence[str]) ->
     key = parse_segment_key("", named)
     assert key is not None
     segments = target.rlmm.list_remote_log_segments(key.segment_id.topic_id_partition)
-    found = [segment for segment in segments if segment.segment_id == key.segment_id]
-    if not found or any(relative_key.endswith(f".{SegmentFile.LOG}") for relative_key in others):
+    same_id = [segment for segment in segments if segment.segment_id == key.segment_id]
+    if not same_id or any(relative_key.endswith(f".{SegmentFile.LOG}") for relative_key in others):
         return False
     if not others:
-        error = await why_not_opened(target, found[0])
+        error = await why_not_opened(target, same_id[0])
         if isinstance(error, DamagedObject):
             raise error
         return error is None
     verifier = SegmentVerifier(
-        target.rsm, found[0], TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
+        target.rsm, same_id[0], TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
     )
     await verifier.verify(continues=False)
     return not verifier.faults and not verifier.unread

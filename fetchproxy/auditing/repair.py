@@ -387,12 +387,12 @@ class _PartitionRepair:
         before: tuple[EpochStart, ...] | None,
     ) -> None:
         """Notes the log's epochs up to the segment's end: as stored, otherwise as derived."""
-        found = epochs_that_agree(metadata, stored[SegmentFile.EPOCHS])
-        if found is not None:
-            self._lineage_after[metadata.start_offset] = found
+        agreed_epochs = epochs_that_agree(metadata, stored[SegmentFile.EPOCHS])
+        if agreed_epochs is not None:
+            self._lineage_after[metadata.start_offset] = agreed_epochs
         elif derived is not None and (before is not None or seen.lineage_end < 0):
-            found = extend_lineage(before or (), derived.segment.leader_epochs)
-        seen.note_lineage(metadata, found)
+            agreed_epochs = extend_lineage(before or (), derived.segment.leader_epochs)
+        seen.note_lineage(metadata, agreed_epochs)
 
     async def _as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         try:

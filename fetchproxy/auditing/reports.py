@@ -35,8 +35,8 @@ class VerifyReport:
             setattr(self, each.name, total)
 
     def sort(self) -> None:
-        for found in (self.not_known, self.faults, self.unread):
-            found.sort(key=condition_order)
+        for conditions in (self.not_known, self.faults, self.unread):
+            conditions.sort(key=condition_order)
         self.not_encrypted.sort()
         self.published_conditions = list(in_order(self.published_conditions))
 

@@ -192,9 +192,11 @@ class SegmentVerifier:
             self._fault(
                 SegmentFile.METADATA, f"{recorded_epochs[-1]} begins above its end offset {end}"
             )
-        found = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
-        if not agrees(found, recorded_epochs):
-            self._fault(SegmentFile.EPOCHS, f"has {found}, metadata have {recorded_epochs}")
+        clipped_epochs = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
+        if not agrees(clipped_epochs, recorded_epochs):
+            self._fault(
+                SegmentFile.EPOCHS, f"has {clipped_epochs}, metadata have {recorded_epochs}"
+            )
         else:
             self.lineage = lineage
 

@@ -47,11 +47,11 @@ def by_history(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[_Se
     segments, view = rlmm.list_remote_log_segments(tp), rlmm.view(tp)
     history = FIRST_HISTORY if view is None else view.history
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
-    found: dict[int, _Segments] = {}
+    segments_by_history: dict[int, _Segments] = {}
     for segment in finished(segments):
         log = -1 if history.shows(segment) else bisect_left(borders, segment.last_epoch)
-        found.setdefault(log, []).append(segment)
-    return [found[log] for log in sorted(found)]
+        segments_by_history.setdefault(log, []).append(segment)
+    return [segments_by_history[log] for log in sorted(segments_by_history)]
 
 
 # Verification only reads, so it may run beside archivers and proxies. Segments that retention
@@ -165,10 +165,12 @@ class _PartitionCheck:
             await segment.verify(continues=continues)
             await self._take(segment)
             if segment.lineage is not None:
-                found = lineage_faults(
+                faults = lineage_faults(
                     self.objects, unconfirmed, metadata, segment.lineage, settled
                 )
-                self.report.faults += [fault for fault in found if fault.object_key not in reported]
+                self.report.faults += [
+                    fault for fault in faults if fault.object_key not in reported
+                ]
                 unconfirmed = []
             unconfirmed.append(metadata)
             if expected is None or metadata.end_offset >= expected:
@@ -208,7 +210,9 @@ class _PartitionCheck:
         """
         await refreshed(self.rlmm, self.tp)
         before = self.report.unread
-        self.report.unread = [one for one in self.rlmm.problems(self.tp) if one.retriable]
+        self.report.unread = [
+            problem for problem in self.rlmm.problems(self.tp) if problem.retriable
+        ]
         try:
             for metadata in finished(self.rlmm.list_remote_log_segments(self.tp)):
                 if metadata.segment_id not in self._checked:

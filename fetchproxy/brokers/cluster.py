@@ -140,16 +140,16 @@ class Cluster:
     ) -> dict[str, TopicInfo | ClusterError]:
         """As `topic_by_name`, in one request. Raises ClusterUnavailable if no broker answers."""
         possible = await chosen(names, is_topic_name)
-        found = dict.fromkeys(
+        topics = dict.fromkeys(
             names,
             ClusterError("no topic can have this name", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         )
-        return {**found, **await self._look_up(possible, max_age_ms)}
+        return {**topics, **await self._look_up(possible, max_age_ms)}
 
     async def topic_by_id(self, topic_id: UUID, max_age_ms: int | None = None) -> TopicInfo:
         """Raises ClusterError: 100 for an unknown id (also after a deletion or re-creation)."""
-        found = await self._look_up([topic_id], max_age_ms)
-        return _found(found[topic_id])
+        results = await self._look_up([topic_id], max_age_ms)
+        return _found(results[topic_id])
 
     async def topics_of(
         self, keys: Collection[str | UUID], max_age_ms: int | None = None
@@ -166,22 +166,22 @@ class Cluster:
         self, keys: Collection[K], max_age_ms: int | None
     ) -> dict[K, TopicInfo | ClusterError]:
         oldest = self._oldest(max_age_ms)
-        found: dict[K, TopicInfo | ClusterError] = {}
+        results: dict[K, TopicInfo | ClusterError] = {}
         uncached: list[K] = []
         async for key in cooperative(keys):
             topic = self._metadata.find(key, oldest)
             if topic is None:
                 uncached.append(key)
             else:
-                found[key] = topic
+                results[key] = topic
         if uncached:
             response = await self._ask_metadata(uncached)
             by_key = {
                 key: topic for topic in response.topics for key in (topic.name, topic.topic_id)
             }
             async for key in cooperative(uncached):
-                found[key] = by_key.get(key) or _refused(key, response)
-        return found
+                results[key] = by_key.get(key) or _refused(key, response)
+        return results
 
     async def still_there(self, max_age_ms: int) -> list[TopicInfo]:
         """The topics in memory, sorted by name. Asks about those that were not heard of for so
@@ -211,12 +211,12 @@ class Cluster:
             )
             request = DescribeConfigsRequest(resources=[resource])
             response = await connection.call(request, DescribeConfigsResponse)
-            found: dict[str, str] = {}
+            names: dict[str, str] = {}
             for result in response.results:
                 raise_for(result.error_code, f"DescribeConfigs of {result.resource_name}")
                 # Brokers leave sensitive values out.
-                found.update({c.name: c.value for c in result.configs if c.value is not None})
-            return found
+                names.update({c.name: c.value for c in result.configs if c.value is not None})
+            return names
 
         return await self.ask_any(ask)
 

@@ -161,9 +161,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
             )
             body = request.encode(version=api_version)
             [payload] = await self.send(ApiKey.API_VERSIONS, api_version, [body])
-            error_code, found = messages.decode_api_versions(payload, api_version)
+            error_code, versions = messages.decode_api_versions(payload, api_version)
             if error_code == 0:
-                self.versions = found
+                self.versions = versions
                 return
             if error_code != ErrorCode.UNSUPPORTED_VERSION:
                 break

@@ -153,11 +153,11 @@ class GroupMember:
 
         async def ask(connection: BrokerConnection) -> HostPort:
             response = await connection.call(request, FindCoordinatorResponse)
-            found = response.coordinators[0] if response.coordinators else response
-            if found.error_code in _NO_COORDINATOR_YET:
-                raise ClusterUnavailable("the group has no coordinator yet", found.error_code)
-            raise_for(found.error_code, "FindCoordinator")
-            return HostPort(found.host, found.port)
+            coordinator = response.coordinators[0] if response.coordinators else response
+            if coordinator.error_code in _NO_COORDINATOR_YET:
+                raise ClusterUnavailable("the group has no coordinator yet", coordinator.error_code)
+            raise_for(coordinator.error_code, "FindCoordinator")
+            return HostPort(coordinator.host, coordinator.port)
 
         return await self._cluster.ask_any(ask)
 

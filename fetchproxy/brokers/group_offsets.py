@@ -42,10 +42,10 @@ async def committed_offsets(cluster: Cluster) -> list[GroupOffset]:
     """
     before = await _offsets_leaders(cluster)
     for _ in range(_LOOKS_MAX):
-        found = await _listed_offsets(cluster)
+        offsets = await _listed_offsets(cluster)
         after = await _offsets_leaders(cluster)
         if after == before:
-            return found
+            return offsets
         before = after
     raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} move again and again: try it later")
 
@@ -65,15 +65,15 @@ async def _offsets_leaders(cluster: Cluster) -> Mapping[int, tuple[int, int]]:
 
 
 async def _listed_offsets(cluster: Cluster) -> list[GroupOffset]:
-    found: list[GroupOffset] = []
+    offsets: list[GroupOffset] = []
     for address in (await cluster.brokers()).values():
         async with cluster.exclusive(address) as connection:
             request = ListGroupsRequest(states_filter=[], types_filter=[])
             response = await connection.call(request, ListGroupsResponse)
             raise_for(response.error_code, f"ListGroups of {address}")
             for group in sorted(one.group_id for one in response.groups):
-                found += await _offsets_of(connection, group)
-    return found
+                offsets += await _offsets_of(connection, group)
+    return offsets
 
 
 async def _offsets_of(connection: BrokerConnection, group: str) -> list[GroupOffset]:
@@ -84,14 +84,14 @@ async def _offsets_of(connection: BrokerConnection, group: str) -> list[GroupOff
         GroupOffset(
             group,
             topic.name,
-            one.partition_index,
-            one.committed_offset,
-            one.committed_leader_epoch,
-            one.metadata,
+            partition.partition_index,
+            partition.committed_offset,
+            partition.committed_leader_epoch,
+            partition.metadata,
         )
         for topic in response.topics
-        for one in topic.partitions
-        if one.committed_offset >= 0
+        for partition in topic.partitions
+        if partition.committed_offset >= 0
     ]
 
 
@@ -111,14 +111,14 @@ async def commit_offsets(
 async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) -> None:
     topics: dict[str, list[Any]] = {}
     of_topic = OffsetCommitRequest.OffsetCommitRequestTopic
-    for one in offsets:
+    for offset in offsets:
         place = of_topic.OffsetCommitRequestPartition(
-            partition_index=one.partition,
-            committed_offset=one.offset,
-            committed_leader_epoch=one.leader_epoch,
-            committed_metadata=one.metadata,
+            partition_index=offset.partition,
+            committed_offset=offset.offset,
+            committed_leader_epoch=offset.leader_epoch,
+            committed_metadata=offset.metadata,
         )
-        topics.setdefault(one.topic, []).append(place)
+        topics.setdefault(offset.topic, []).append(place)
     request = OffsetCommitRequest(
         group_id=group,
         generation_id_or_member_epoch=-1,
@@ -145,6 +145,6 @@ async def coordinator_of(cluster: Cluster, group: str) -> HostPort:
         return await connection.call(request, FindCoordinatorResponse)
 
     response = await cluster.ask_any(ask)
-    found = response.coordinators[0] if response.coordinators else response
-    raise_for(found.error_code, f"FindCoordinator of group {group}")
-    return HostPort(found.host, found.port)
+    coordinator = response.coordinators[0] if response.coordinators else response
+    raise_for(coordinator.error_code, f"FindCoordinator of group {group}")
+    return HostPort(coordinator.host, coordinator.port)

@@ -71,28 +71,30 @@ class Leaders:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request_max_ms / 1000
         attempts = 0
-        found: dict[TopicIdPartition, T | ClusterError] = {}
+        results: dict[TopicIdPartition, T | ClusterError] = {}
         waiting: Collection[TopicIdPartition] = tps
         while True:
-            known = await self._topics_of(waiting, found)
-            await self._ask_once(known, ask, found, tell)
-            waiting = [tp async for tp in cooperative(waiting) if _may_pass(found[tp], tp in known)]
+            known = await self._topics_of(waiting, results)
+            await self._ask_once(known, ask, results, tell)
+            waiting = [
+                tp async for tp in cooperative(waiting) if _may_pass(results[tp], tp in known)
+            ]
             for name in {known[tp].name for tp in waiting if tp in known}:
                 self._metadata.expire(name)
             attempts += 1
             pause_s = _RETRY_PAUSES.pause_ms(attempts, self._rng.random()) / 1000
             if not waiting or loop.time() + pause_s > deadline:
                 if tell is not None:
-                    await _tell_all(found, found, tell)
-                return found
+                    await _tell_all(results, results, tell)
+                return results
             await asyncio.sleep(pause_s)
 
     async def _topics_of(
         self,
         tps: Collection[TopicIdPartition],
-        found: dict[TopicIdPartition, T | ClusterError],
+        results: dict[TopicIdPartition, T | ClusterError],
     ) -> dict[TopicIdPartition, TopicInfo]:
-        """The topics of existing partitions; the errors of the others go into `found`."""
+        """The topics of existing partitions; the errors of the others go into `results`."""
         keys = {_key(tp) async for tp in cooperative(tps)}
         try:
             topics = await self._topics(keys)
@@ -102,10 +104,10 @@ class Leaders:
         async for tp in cooperative(tps):
             topic = topics[_key(tp)]
             if isinstance(topic, ClusterError):
-                found[tp] = topic
+                results[tp] = topic
             elif tp.partition not in topic.leaders:
                 message = f"{tp} is not a partition of the topic"
-                found[tp] = ClusterError(message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                results[tp] = ClusterError(message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
                 known[tp] = topic
         return known
@@ -114,7 +116,7 @@ class Leaders:
         self,
         known: Mapping[TopicIdPartition, TopicInfo],
         ask: AskLeader[T],
-        found: dict[TopicIdPartition, T | ClusterError],
+        results: dict[TopicIdPartition, T | ClusterError],
         tell: Callable[[TopicIdPartition, T | ClusterError], None] | None,
     ) -> None:
         by_leader: dict[HostPort, dict[TopicIdPartition, TopicInfo]] = {}
@@ -122,18 +124,18 @@ class Leaders:
             leader = self._metadata.brokers.get(topic.leaders[tp.partition][0])
             if leader is None:
                 message = f"{topic.name}-{tp.partition} has no leader"
-                found[tp] = ClusterUnavailable(message, ErrorCode.LEADER_NOT_AVAILABLE)
+                results[tp] = ClusterUnavailable(message, ErrorCode.LEADER_NOT_AVAILABLE)
             else:
                 by_leader.setdefault(leader, {})[tp] = topic
 
         async def ask_one(leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]) -> None:
             try:
-                found.update(await ask(leader, topics))
+                results.update(await ask(leader, topics))
             except ClusterError as error:
-                found.update(dict.fromkeys(topics, error))
+                results.update(dict.fromkeys(topics, error))
             if tell is not None:
-                settled = await chosen(topics, lambda tp: not _may_pass(found[tp], True))
-                await _tell_all(settled, found, tell)
+                settled = await chosen(topics, lambda tp: not _may_pass(results[tp], True))
+                await _tell_all(settled, results, tell)
 
         async with asyncio.TaskGroup() as asking:
             for address, led in by_leader.items():
@@ -142,23 +144,23 @@ class Leaders:
 
 async def _tell_all(
     tps: Collection[TopicIdPartition],
-    found: Mapping[TopicIdPartition, T | ClusterError],
+    results: Mapping[TopicIdPartition, T | ClusterError],
     tell: Callable[[TopicIdPartition, T | ClusterError], None],
 ) -> None:
     """A few at a time, because the called function has work to do."""
     async for tp in cooperative(tps, RESULTS_PER_STEP):
-        tell(tp, found[tp])
+        tell(tp, results[tp])
 
 
 def _key(tp: TopicIdPartition) -> str | UUID:
     return tp.topic if tp.topic_id == ZERO_UUID else tp.topic_id  # zero: brokers before 2.8
 
 
-def _may_pass(found: object, topic_is_known: bool) -> bool:
+def _may_pass(result: object, topic_is_known: bool) -> bool:
     """Whether the same question may get another response in a moment."""
-    if not isinstance(found, ClusterError):
+    if not isinstance(result, ClusterError):
         return False
-    return found.retriable or (topic_is_known and found.error_code in RETRIABLE)
+    return result.retriable or (topic_is_known and result.error_code in RETRIABLE)
 
 
 class _Call:
@@ -221,18 +223,18 @@ class LogOffsetsReads:
                     errors = other.result.result()
                     failed.update({tp: errors[tp] for tp in due if tp in errors})
         error = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
-        found: FoundLogOffsets = {}
+        log_offsets: FoundLogOffsets = {}
         async for tp in cooperative(tps):
-            found[tp] = failed.get(tp) or self.known.get(tp) or error
-        return found
+            log_offsets[tp] = failed.get(tp) or self.known.get(tp) or error
+        return log_offsets
 
     async def _ask(self, tps: Collection[TopicIdPartition]) -> FoundLogOffsets:
         """Returns the errors. Keeps each broker's response at once, while others are still
         asked.
         """
         failed: FoundLogOffsets = {}
-        found = await self._leaders.ask(tps, self._ask_leader)
-        async for tp, log_offsets in cooperative(found.items()):
+        results = await self._leaders.ask(tps, self._ask_leader)
+        async for tp, log_offsets in cooperative(results.items()):
             if isinstance(log_offsets, ClusterError):
                 failed[tp] = log_offsets
                 if log_offsets.error_code in _GONE:
@@ -264,14 +266,14 @@ class LogOffsetsReads:
             await _results(payload, ApiKey.LIST_OFFSETS, version, list_offsets.results_in)
             for payload in payloads
         ]
-        found: FoundLogOffsets = {}
+        by_tp: FoundLogOffsets = {}
         async for tp, topic in cooperative(topics.items()):
             key = (topic.name, tp.partition)
             results = starts.get(key), stables.get(key), ends.get(key)
-            found[tp] = log_offsets = _log_offsets_of(sent_at, *results)
+            by_tp[tp] = log_offsets = _log_offsets_of(sent_at, *results)
             if isinstance(log_offsets, LogOffsets):
                 self.known[tp] = log_offsets
-        return found
+        return by_tp
 
 
 def _log_offsets_of(
@@ -299,16 +301,16 @@ async def epoch_ends(
     (-1, -1): the leader knows no epoch so high.
     """
     api_key = ApiKey.OFFSET_FOR_LEADER_EPOCH
-    found: dict[TopicIdPartition, LeaderEpochEnd | ClusterError] = dict.fromkeys(topics, None)
+    ends: dict[TopicIdPartition, LeaderEpochEnd | ClusterError] = dict.fromkeys(topics, None)
     if api_key not in connection.versions:
-        return found
+        return ends
     by_topic: dict[str, list[tuple[int, int, int]]] = {}
     async for tp, topic in cooperative(topics.items()):
         current = topic.leaders[tp.partition][1]
         if current >= 0:
             by_topic.setdefault(topic.name, []).append((tp.partition, current, epochs[tp]))
     if not by_topic:
-        return found
+        return ends
     version = connection.version_of(api_key)
     body = b"".join(await collected(offset_for_leader_epoch.write_request(version, by_topic)))
     [payload] = await connection.send(api_key, version, [body])
@@ -318,12 +320,12 @@ async def epoch_ends(
         if current >= 0:
             missing = ClusterError("OffsetForLeaderEpoch was answered without the partition")
             end = results.get((topic.name, tp.partition), missing)
-            found[tp] = (
+            ends[tp] = (
                 end
                 if isinstance(end, ClusterError)
                 else (current, EpochEnd(end.leader_epoch, end.end_offset))
             )
-    return found
+    return ends
 
 
 async def _results(
@@ -334,14 +336,14 @@ async def _results(
 ) -> dict[tuple[str, int], R | ClusterError]:
     """By topic and partition. Raises ClusterError."""
     api = "".join(map(str.capitalize, api_key.name.split("_")))
-    found: dict[tuple[str, int], R | ClusterError] = {}
+    results: dict[tuple[str, int], R | ClusterError] = {}
     try:
         async for result in cooperative(
             results_in(response_body(payload, api_key, version), version)
         ):
             code, topic = result.error_code, result.topic
             error = ClusterError(f"{api} of {topic}: {error_text(code)}", code) if code else None
-            found[topic, result.partition] = error or result
+            results[topic, result.partition] = error or result
     except WireError as error:
         raise ClusterError(f"{api} version {version} is malformed: {error}") from None
-    return found
+    return results

@@ -44,9 +44,9 @@ async def oldest_open_transaction(cluster: Cluster, tp: TopicIdPartition) -> Ope
                 raise_for(partition.error_code, f"DescribeProducers of {responded.name}")
                 producers += partition.active_producers
         begun = [
-            OpenTransaction(one.producer_id, one.current_txn_start_offset)
-            for one in producers
-            if one.current_txn_start_offset >= 0
+            OpenTransaction(producer.producer_id, producer.current_txn_start_offset)
+            for producer in producers
+            if producer.current_txn_start_offset >= 0
         ]
         return min(begun, key=lambda one: one.start_offset, default=None)
 

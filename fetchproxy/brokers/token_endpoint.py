@@ -112,7 +112,7 @@ async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
         if len(body) > _RESPONSE_BYTES_MAX:
             break
     try:
-        found = json.loads(body)
+        document = json.loads(body)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

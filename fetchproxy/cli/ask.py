@@ -256,10 +256,10 @@ async def _one_look(config: Config) -> AsyncIterator[Rows]:
 
 
 async def _all(of_page: Any) -> list[Any]:
-    found: list[Any] = []
+    pages: list[Any] = []
     after: str | None = ""
     while after is not None:
         page = await of_page(PageQuery(after, LIMIT_MAX))
-        found += page.items
+        pages += page.items
         after = page.next
-    return found
+    return pages

@@ -159,12 +159,12 @@ def names_in(topics: str) -> list[str]:
 
 def skipped_records(records: Mapping[str, tuple[int, int]]) -> str:
     """`records`: by topic, the records passed over, and the batches and objects that held them."""
-    found = [
+    conditions = [
         f"{topic}: up to {count(skipped, 'record')} of {count(faults, 'damaged or missing object')}"
         for topic, (skipped, faults) in sorted(records.items())
         if faults
     ]
-    return f"; passed over: {', '.join(found)}" if found else ""
+    return f"; passed over: {', '.join(conditions)}" if conditions else ""
 
 
 def source_options(config: Config, topics: str, more: Iterable[str]) -> dict[str, str]:

@@ -116,12 +116,12 @@ async def _collect(
 ) -> tuple[dict[str, str], str]:
     """All parts by their names in the zip, and the README. Raises ConfigError."""
     await asyncio.to_thread(client.get, "/healthz")  # else there is nothing to tell
-    found: dict[str, str] = {}
+    contents: dict[str, str] = {}
     lines: list[str] = []
 
     async def add(name: str, ask: Callable[[], str]) -> None:
         try:
-            found[name] = mask_text(await asyncio.to_thread(ask))
+            contents[name] = mask_text(await asyncio.to_thread(ask))
             lines.append(f"{name}")
         except ConfigError as error:
             lines.append(f"{name}: missing: {mask_text(str(error))}")
@@ -148,10 +148,10 @@ async def _collect(
         version=__version__,
         python=platform.python_version(),
         system=platform.platform(),
-        ahead=_ahead_ms(found.get("process.json"), (asked_ms + responded_ms) // 2),
+        ahead=_ahead_ms(contents.get("process.json"), (asked_ms + responded_ms) // 2),
         parts="\n".join(lines),
     )
-    return found, readme
+    return contents, readme
 
 
 def _ahead_ms(process: str | None, here_ms: int) -> int | str:

@@ -108,19 +108,19 @@ class ConsoleClient:
 
     def rows(self, path: str, rows_max: int | None = None) -> list[JsonRow]:
         """All rows of a list, or the first `rows_max`."""
-        found: list[JsonRow] = []
+        all_rows: list[JsonRow] = []
         after: str | None = ""
-        while after is not None and (rows_max is None or len(found) < rows_max):
-            limit = _PAGE if rows_max is None else min(_PAGE, rows_max - len(found))
+        while after is not None and (rows_max is None or len(all_rows) < rows_max):
+            limit = _PAGE if rows_max is None else min(_PAGE, rows_max - len(all_rows))
             page = self.json(path, limit=str(limit), after=after)
             try:
-                found += page["items"]
+                all_rows += page["items"]
                 after = page["next"]
             except (KeyError, TypeError) as error:
                 raise ConfigError(
                     f"{path}: the response is not a page; is this a console?"
                 ) from error
-        return found
+        return all_rows
 
     def partitions(self, topic: str) -> list[JsonRow]:
         return self.rows(f"/api/topics/{quote(topic, safe='')}/partitions")
@@ -137,14 +137,14 @@ def _refusal(path: str, status: int, body: bytes) -> str:
 
 def table(rows: Iterable[JsonRow], columns: Sequence[tuple[str, str]]) -> Table:
     """`columns`: title and key. Keys that end in `_bytes` are shown as sizes."""
-    found = Table(box=None, pad_edge=False)
+    grid = Table(box=None, pad_edge=False)
     all_rows = list(rows)
     for title, key in columns:
         numbers = any(isinstance(row.get(key), int | float) for row in all_rows)
-        found.add_column(title, justify="right" if numbers else "left", overflow="fold")
+        grid.add_column(title, justify="right" if numbers else "left", overflow="fold")
     for row in all_rows:
-        found.add_row(*(cell(key, row.get(key)) for _, key in columns))
-    return found
+        grid.add_row(*(cell(key, row.get(key)) for _, key in columns))
+    return grid
 
 
 def cell(key: str, value: object) -> Text:

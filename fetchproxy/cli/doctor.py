@@ -87,9 +87,9 @@ def doctor(
         left_out = _left_out(skip or [])
         wait_ms = 0 if wait is None else _duration_ms(wait)
     configure_logging(LogConfig(level="error"), sys.stderr)
-    found = run_to_end(_until_nothing_is_fatal(context, left_out, wait_ms / 1000))
-    _print(found, json, plain)
-    raise typer.Exit(found.exit_code)
+    examination = run_to_end(_until_nothing_is_fatal(context, left_out, wait_ms / 1000))
+    _print(examination, json, plain)
+    raise typer.Exit(examination.exit_code)
 
 
 async def _until_nothing_is_fatal(
@@ -99,10 +99,10 @@ async def _until_nothing_is_fatal(
     clock = asyncio.get_running_loop().time
     ends_at = clock() + wait_s
     while True:
-        found = await _once(context, skip)
-        if found.exit_code < EXIT_USER_ERROR or clock() + _PAUSE_S > ends_at:
-            return found
-        fatal = ", ".join(result.id for result in found.results if result.is_fatal)
+        examination = await _once(context, skip)
+        if examination.exit_code < EXIT_USER_ERROR or clock() + _PAUSE_S > ends_at:
+            return examination
+        fatal = ", ".join(result.id for result in examination.results if result.is_fatal)
         typer.echo(f"fatal: {fatal}; trying again for {ends_at - clock():.0f} s", err=True)
         await asyncio.sleep(_PAUSE_S)
 
@@ -175,10 +175,14 @@ def _duration_ms(text: str) -> int:
         raise ConfigError(f"--wait {text!r}: expected {DURATION.expected}") from None
 
 
-def _print(found: Examination, as_json_text: bool, plain: bool) -> None:
+def _print(examination: Examination, as_json_text: bool, plain: bool) -> None:
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     plain = plain or encoding != "utf8"
-    text = examination_json(found) if as_json_text else examination_text(found, plain=plain)
+    text = (
+        examination_json(examination)
+        if as_json_text
+        else examination_text(examination, plain=plain)
+    )
     if plain:
         text = text.encode("ascii", "backslashreplace").decode()
     typer.echo(text, nl=False)

@@ -92,14 +92,14 @@ def figures_in(text: str) -> Sums:
     """The metrics of a scrape, summed up; those with one label also by its value."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
-        for one in family.samples:
-            found[one.name] = found.get(one.name, 0.0) + one.value
-            if len(one.labels) == 1:
-                [value] = one.labels.values()
-                found[f"{one.name}{{{value}}}"] = one.value
-    return found
+        for sample in family.samples:
+            figures[sample.name] = figures.get(sample.name, 0.0) + sample.value
+            if len(sample.labels) == 1:
+                [value] = sample.labels.values()
+                figures[f"{sample.name}{{{value}}}"] = sample.value
+    return figures
 
 
 @options.shares("console")

@@ -119,8 +119,12 @@ def show_group(context: typer.Context, group: GroupName, json: AsJson = False) -
 async def _positions(config: Config, group: str | None) -> list[dict[str, Any]]:
     """By group, topic and partition, with the edges of the brokers' logs. Raises ClusterError."""
     async with Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls)) as cluster:
-        found = [one for one in await committed_offsets(cluster) if group in (None, one.group)]
-        topics = await cluster.topics_by_name({one.topic for one in found}, max_age_ms=0)
+        offsets = [
+            committed
+            for committed in await committed_offsets(cluster)
+            if group in (None, committed.group)
+        ]
+        topics = await cluster.topics_by_name({offset.topic for offset in offsets}, max_age_ms=0)
         tps = {
             (name, number): TopicIdPartition(topic.topic_id, name, number)
             for name, topic in topics.items()
@@ -130,7 +134,7 @@ async def _positions(config: Config, group: str | None) -> list[dict[str, Any]]:
         now = asyncio.get_running_loop().time()
         await cluster.fetch_log_offsets(list(tps.values()), not_older_than=now)
         rows = []
-        for one in sorted(found):
+        for one in sorted(offsets):
             tp = tps.get((one.topic, one.partition))
             log_offsets = None if tp is None else cluster.cached_log_offsets(tp)
             rows.append(position_row(one, log_offsets))
@@ -187,10 +191,12 @@ def export(context: typer.Context, file: OffsetsFile) -> None:
 
 async def _export(config: Config, file: Path) -> tuple[dict[OffsetKey, CommittedOffset], list[str]]:
     async with Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls)) as cluster:
-        found = await committed_offsets(cluster)
-        topics = await cluster.topics_by_name({one.topic for one in found}, max_age_ms=0)
+        positions = await committed_offsets(cluster)
+        topics = await cluster.topics_by_name(
+            {position.topic for position in positions}, max_age_ms=0
+        )
     offsets: dict[OffsetKey, CommittedOffset] = {}
-    for one in found:
+    for one in positions:
         topic = topics[one.topic]
         if isinstance(topic, TopicInfo):
             key = OffsetKey(one.group, one.topic, one.partition)

@@ -76,7 +76,7 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
                 there = {name for name, _ in await archive.storage.objects.list_topics()}
                 if not there.issuperset(topics):  # a topic without records is described at least
                     described = await TopicDescriptions(archive.storage.objects).refresh()
-                    there |= {one.topic for one in described.values()}
+                    there |= {description.topic for description in described.values()}
         except TimeoutError:
             raise StorageUnavailable(f"the store has not responded within {max_s:g} s") from None
     for topic in topics:

@@ -165,15 +165,15 @@ async def rewrap_archive(
     async def rewrap_each(tp: TopicIdPartition) -> None:
         async for segment in storage.objects.list_packed(tp):
             try:
-                found = await storage.packed.rewrap(segment, dry_run=dry_run)
+                segment_report = await storage.packed.rewrap(segment, dry_run=dry_run)
             except ObjectNotFound:
                 continue  # deleted since it was listed
             except DamagedObject as error:
                 report.faults.append(str(error))
                 continue
-            if found.key_id:
-                report.keys[found.key_id] += 1
-                report.rewrapped += found.done
+            if segment_report.key_id:
+                report.keys[segment_report.key_id] += 1
+                report.rewrapped += segment_report.done
 
     unlisted: Unlisted = {}
     listed = await storage.objects.list_partitions(unlisted=unlisted)

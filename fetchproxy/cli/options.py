@@ -236,13 +236,13 @@ def spark_settings(context: typer.Context) -> dict[str, str]:
     for parameter, option in (("master", "--master"), ("spark_settings", "--conf")):
         if not context.params["spark"] and is_given(context, parameter):
             raise ConfigError(f"{option} is for Spark; add --spark")
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for text in context.params["spark_settings"] or ():
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise ConfigError(f"--conf {text!r}: expected KEY=VALUE")
-        found[key] = value
-    return found
+        settings[key] = value
+    return settings
 
 
 def nothing_there(config: Config, topic: str | None) -> ConfigError:

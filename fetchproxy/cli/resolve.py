@@ -77,9 +77,9 @@ async def _resolve(
     if not topic or not number.isdecimal():
         raise ConfigError(f"{partition!r} is not a partition; expected a form such as orders-0")
     async with managed_archive(config) as (storage, rlmm, cluster):
-        found = await cluster.topic_by_name(topic, max_age_ms=0)
-        tp = TopicIdPartition(found.topic_id, found.name, int(number))
-        if tp.partition not in found.leaders:
+        topic_info = await cluster.topic_by_name(topic, max_age_ms=0)
+        tp = TopicIdPartition(topic_info.topic_id, topic_info.name, int(number))
+        if tp.partition not in topic_info.leaders:
             raise ConfigError(f"the topic {topic} has no partition {number}")
         return await resolve_partition(
             tp,

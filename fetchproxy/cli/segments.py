@@ -110,13 +110,13 @@ async def read_archive(
     folder alone cannot be listed. Raises RemoteStorageError, ConfigError.
     """
     rows: list[SegmentRow] = []
-    found: list[Condition] = []
+    conditions: list[Condition] = []
     unlisted: Unlisted | None = None if failing is None else {}
     async with stored_archive(config) as (storage, rlmm):
         for tp in await rlmm.list_partitions(unlisted):
             if topic is None or tp.topic == topic:
                 try:
-                    found += await partition_health(storage.objects, rlmm, tp)
+                    conditions += await partition_health(storage.objects, rlmm, tp)
                     view = await rlmm.refresh(tp, float("-inf"))  # the view that was just read
                 except RemoteStorageError as error:
                     if failing is None or not error.may_be_of_object:
@@ -131,7 +131,7 @@ async def read_archive(
             name: error for name, error in (unlisted or {}).items() if topic in (None, name)
         }
     rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
-    return rows, with_published_conditions(found, stored.values(), topic)
+    return rows, with_published_conditions(conditions, stored.values(), topic)
 
 
 def _row(segment: RemoteLogSegmentMetadata, view: PartitionView) -> SegmentRow:
@@ -190,6 +190,6 @@ def report(
         return done
 
     done = run_over(context, topic, work, "pyarrow")
-    size = sum(one.size_bytes for one in done.figures)
+    size = sum(figure.size_bytes for figure in done.figures)
     typer.echo(f"{count(len(done.figures), 'partition')}, {decimal(size)}: {out / 'report.html'}")
     end_job(done.failures)

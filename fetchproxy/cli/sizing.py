@@ -89,13 +89,13 @@ def sizing(
     with users_errors():
         _check_finite(load)
     price_list = prices_of(config.prices)
-    found = estimate(load, price_list)
+    estimated = estimate(load, price_list)
     if as_json:
         typer.echo(
-            json.dumps({"load": asdict(load), "prices": asdict(price_list), **asdict(found)})
+            json.dumps({"load": asdict(load), "prices": asdict(price_list), **asdict(estimated)})
         )
     else:
-        _print(found, price_list)
+        _print(estimated, price_list)
 
 
 def _days(config: Config) -> float:
@@ -110,9 +110,9 @@ def _check_finite(load: Workload) -> None:
             raise ConfigError(f"{name} = {value}: expected a number")
 
 
-def _print(found: Estimate, prices: Prices) -> None:
+def _print(estimated: Estimate, prices: Prices) -> None:
     table = Table(show_header=False, box=None)
-    for row in rows(found):
+    for row in rows(estimated):
         table.add_row(*row)
     terminal().print(table)
     typer.echo(f"Prices: {prices.name}.")

@@ -89,21 +89,21 @@ def verify(
             raise ConfigError("use either --json or --repair")
     config = read_job(context)
     ask_store(config)
-    found = _verified(context, config, topic, (lambda _: None) if as_json else print_fault)
-    report = found.report
+    result = _verified(context, config, topic, (lambda _: None) if as_json else print_fault)
+    report = result.report
     nothing = not (
-        report.partitions or report.faults or report.published_conditions or found.failures
+        report.partitions or report.faults or report.published_conditions or result.failures
     )
     if as_json:
-        typer.echo(json.dumps(report_json(report, found.failures), indent=1))
+        typer.echo(json.dumps(report_json(report, result.failures), indent=1))
     elif not nothing:
-        print_summary(report, found.failures)
+        print_summary(report, result.failures)
     if nothing:
         with users_errors():
             raise options.nothing_there(config, topic)
     if repair:
-        found = _repaired(context, config, topic, found, dry_run)
-    end_job(found.failures, faults=not found.report.clean)
+        result = _repaired(context, config, topic, result, dry_run)
+    end_job(result.failures, faults=not result.report.clean)
 
 
 def _verified(
@@ -127,7 +127,7 @@ def _repaired(
     context: typer.Context,
     config: Config,
     topic: str | None,
-    found: job.Verified,
+    result: job.Verified,
     dry_run: bool,
 ) -> job.Verified:
     """The report after the repair, from the same checks, which show whether the repair worked."""
@@ -137,7 +137,7 @@ def _repaired(
         lambda runner: job.repair(
             runner,
             config,
-            found.report.faults,
+            result.report.faults,
             dry_run=dry_run,
             on_result=lambda repaired: print_repaired(repaired, dry_run),
         ),
@@ -146,7 +146,7 @@ def _repaired(
         typer.echo(f"removed: {count(uploads_removed, 'unfinished upload')}")
     end_job(done.failures)
     if dry_run or not any(partition.repairs for partition in done.results):
-        return found
+        return result
     after = _verified(context, config, topic, print_fault)
     print_summary(after.report, after.failures)
     return after

@@ -97,15 +97,15 @@ def meaning_of(key: Key) -> str:
 @cache
 def _meanings() -> dict[tuple[str, str], str]:
     """The string below each key's declaration, by class name and key name."""
-    found = {}
+    meanings = {}
     for section in ast.parse(getsource(schema)).body:
         if not isinstance(section, ast.ClassDef):
             continue
         for pair in pairwise(section.body):
             match pair:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str() as text)):
-                    found[section.name, name] = " ".join(text.split())
-    return found
+                    meanings[section.name, name] = " ".join(text.split())
+    return meanings
 
 
 # The commented TOML file.

@@ -313,9 +313,9 @@ def _environment_settings(environ: Mapping[str, str], keys: Mapping[str, Key]) -
 
 def _by_variable(keys: Mapping[str, Key]) -> dict[str, str]:
     """The key that each variable sets. Containers expect a variable for a secret's file, too."""
-    found = {key.variable: key.dotted for key in keys.values()}
+    names = {key.variable: key.dotted for key in keys.values()}
     files = {f"{k.variable}_FILE": f"{k.dotted}.file" for k in keys.values() if k.is_secret}
-    return found | files
+    return names | files
 
 
 def _variable_faults(environ: Mapping[str, str], keys: Mapping[str, Key]) -> list[str]:

@@ -152,16 +152,16 @@ def _sasl_fault(cluster: ClusterConfig) -> str | None:
 
 
 def _must_not(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str | None:
-    found = _set("cluster", cluster, names)
-    return f"{', '.join(found)} must not be set with {because}" if found else None
+    settings = _set("cluster", cluster, names)
+    return f"{', '.join(settings)} must not be set with {because}" if settings else None
 
 
 def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str | None:
-    found = _set("cluster", cluster, names)
-    if len(found) > 1:
-        return f"only one of {' and '.join(found)} may be set"
+    settings = _set("cluster", cluster, names)
+    if len(settings) > 1:
+        return f"only one of {' and '.join(settings)} may be set"
     names_in_words = " or ".join(f"cluster.{name}" for name in names)
-    return None if found else f"{names_in_words} has to be set for {because}"
+    return None if settings else f"{names_in_words} has to be set for {because}"
 
 
 # Which `tls_*` and `sni_*` keys belong together, and which clients may use the proxy's certificate.
@@ -169,11 +169,11 @@ def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str
 
 def _gateway_fault(gateway: GatewayConfig) -> str | None:
     if gateway.tls_certificate_file is None:
-        found = _set("gateway", gateway, (*_KEY, *_CLIENTS))
+        settings = _set("gateway", gateway, (*_KEY, *_CLIENTS))
         if gateway.tls_client_auth != "none":
-            found.append("gateway.tls_client_auth")
-        if found:
-            return f"{', '.join(found)}: needs gateway.tls_certificate_file"
+            settings.append("gateway.tls_client_auth")
+        if settings:
+            return f"{', '.join(settings)}: needs gateway.tls_certificate_file"
     if (gateway.tls_client_auth == "none") != (gateway.tls_client_ca_file is None):
         return (
             f"gateway.tls_client_auth = {gateway.tls_client_auth}: "
@@ -182,23 +182,23 @@ def _gateway_fault(gateway: GatewayConfig) -> str | None:
     if (gateway.sni_bootstrap_host is None) != (gateway.sni_node_pattern is None):
         return "gateway.sni_bootstrap_host and gateway.sni_node_pattern: one needs the other"
     if gateway.sni_node_pattern is not None:
-        found = _set("gateway", gateway, ("node_map",))
-        found += ["gateway.node_port_base"] if gateway.node_port_base else []
-        if found:
-            return f"{', '.join(found)}: gateway.sni_node_pattern gives all brokers one port"
+        settings = _set("gateway", gateway, ("node_map",))
+        settings += ["gateway.node_port_base"] if gateway.node_port_base else []
+        if settings:
+            return f"{', '.join(settings)}: gateway.sni_node_pattern gives all brokers one port"
     return None
 
 
 def _cluster_fault(cluster: ClusterConfig) -> str | None:
     if not cluster.security_protocol.endswith("SSL"):
-        found = _set("cluster", cluster, ("tls_ca_file", "tls_certificate_file", *_KEY))
-        if found:
+        settings = _set("cluster", cluster, ("tls_ca_file", "tls_certificate_file", *_KEY))
+        if settings:
             protocol = cluster.security_protocol
-            return f"{', '.join(found)}: cluster.security_protocol = {protocol} has no TLS"
+            return f"{', '.join(settings)}: cluster.security_protocol = {protocol} has no TLS"
     if cluster.tls_certificate_file is None:
-        found = _set("cluster", cluster, _KEY)
-        if found:
-            return f"{', '.join(found)}: needs cluster.tls_certificate_file"
+        settings = _set("cluster", cluster, _KEY)
+        if settings:
+            return f"{', '.join(settings)}: needs cluster.tls_certificate_file"
     return None
 
 

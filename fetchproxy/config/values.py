@@ -168,7 +168,7 @@ def parse_attachments(text: str) -> list[Attachment]:
 
     A store URL contains neither `#` nor a space.
     """
-    found: dict[str, Attachment] = {}
+    attachments: dict[str, Attachment] = {}
     for part in text.split():
         name, separator, place = part.partition("=")
         url, hash_sign, topic = place.partition("#")
@@ -176,10 +176,10 @@ def parse_attachments(text: str) -> list[Attachment]:
             raise ValueError(f"expected NAME=STORE_URL#TOPIC, not {part!r}")
         if not is_topic_name(name) or not is_topic_name(topic):
             raise ValueError(f"{part!r}: not a valid topic name")
-        if name in found:
+        if name in attachments:
             raise ValueError(f"{name} is given twice")
-        found[name] = Attachment(name, url, topic)
-    return list(found.values())
+        attachments[name] = Attachment(name, url, topic)
+    return list(attachments.values())
 
 
 # `store.encryption_keys`: where the key ring is. Text only.
@@ -610,7 +610,7 @@ def harmless(text: str) -> str:
     """`text` from outside on one line, for terminals, pages and logs: what could do harm is shown
     as Python escapes it.
     """
-    return _HARMFUL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _HARMFUL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def mask_text(text: str) -> str:

@@ -182,7 +182,7 @@ ENDPOINTS = (
 def openapi() -> dict[str, Any]:
     """The whole description (OpenAPI 3.1)."""
     schemas: dict[str, Any] = {}
-    paths = {one.path: {"get": _operation(one, schemas)} for one in ENDPOINTS}
+    paths = {endpoint.path: {"get": _operation(endpoint, schemas)} for endpoint in ENDPOINTS}
     for path, summary, response in OTHERS:
         content = _content(response, schemas)
         paths[path] = {"get": {"summary": summary, "responses": {"200": content}}}
@@ -258,7 +258,7 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
         return {"type": _JSON_TYPES[kind]}
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [_schema(one, schemas) for one in arguments]}
+        return {"anyOf": [_schema(argument, schemas) for argument in arguments]}
     if kind is Condition or origin in (dict, Mapping) or get_origin(kind) in _MAPPINGS:
         value = {} if kind is Condition else _schema(arguments[-1], schemas)
         return {"type": "object", "additionalProperties": value or True}
@@ -276,10 +276,10 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
 def _object(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     properties = {field.name: _schema(hints[field.name], schemas) for field in fields(kind)}
-    found = {"type": "object", "required": list(properties), "properties": properties}
+    schema = {"type": "object", "required": list(properties), "properties": properties}
     if meaning := _meaning(kind):
-        found["description"] = meaning
-    return found
+        schema["description"] = meaning
+    return schema
 
 
 def _meaning(kind: Any) -> str:

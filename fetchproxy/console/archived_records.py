@@ -220,10 +220,10 @@ class ArchivedRecords:
         if query.timestamp_ms is None:
             return log_start if query.offset is None else query.offset
         async with asyncio.timeout(_READ_MAX_S):
-            found = await self.purgatory.first_offset_at_or_after(tp, query.timestamp_ms)
-        if found is None:
+            first_record = await self.purgatory.first_offset_at_or_after(tp, query.timestamp_ms)
+        if first_record is None:
             raise NothingThere(f"no archived record of {tp} has that time or a later one")
-        return found[0]
+        return first_record[0]
 
     async def _read_on(self, tp: TopicIdPartition, page: _Page) -> bool:
         """False: the archive has nothing there yet."""

@@ -195,15 +195,15 @@ class StatusCollector:
 
     async def __call__(self, query: PartitionQuery = ALL_PARTITIONS) -> Status:
         now = asyncio.get_running_loop().time()
-        found = await self._found(now)
-        table = PartitionRows(query, found.conditions)
+        knowledge = await self._found(now)
+        table = PartitionRows(query, knowledge.conditions)
         await a_turn()
         clients: tuple[ClientStatus, ...] = ()
         clients_total = 0
         if query != NO_PARTITIONS:
             await self._fill(table)
             clients, clients_total = await self._clients()
-        conditions = table.conditions_in_view(found.conditions)
+        conditions = table.conditions_in_view(knowledge.conditions)
         await a_turn()
         totals = table.totals()
         await a_turn()
@@ -212,7 +212,7 @@ class StatusCollector:
             mode=self.sources.mode,
             bootstrap="" if self.cluster is None else self.config.cluster.bootstrap,
             uptime_seconds=round(now - self._started_at, 1),
-            missing=found.missing,
+            missing=knowledge.missing,
             listeners=tuple(self.sources.listeners()),
             store=self._store_status(),
             relay=counters.relay(self.config.gateway.connections_max),
@@ -225,14 +225,17 @@ class StatusCollector:
             partitions_matching=table.matching,
             events=tuple(self.events.newest_first()),
             archiver=self._archiver(),
-            headlines=found.headlines,
-            problems=found.problems,
-            outlook=await self._outlook(found, table.least_times),
+            headlines=knowledge.headlines,
+            problems=knowledge.problems,
+            outlook=await self._outlook(knowledge, table.least_times),
             brokers=self.sources.brokers(),
             conditions=tuple(
-                [one.as_json_at(now) async for one in cooperative(conditions, LINES_AT_ONCE)]
+                [
+                    condition.as_json_at(now)
+                    async for condition in cooperative(conditions, LINES_AT_ONCE)
+                ]
             ),
-            condition_counts=found.counts,
+            condition_counts=knowledge.counts,
             clients=clients,
             clients_total=clients_total,
             shows_records=self.config.console.show_records,
@@ -291,7 +294,9 @@ class StatusCollector:
             archive_bytes=totals.size_bytes if known else None,
             connections=status.relay["connections"],
             waiting_fetches=reads["waiting"],
-            errors=sum(one.count for one in status.problems if one.level == Level.ERROR),
+            errors=sum(
+                problem.count for problem in status.problems if problem.level == Level.ERROR
+            ),
             archived_bytes=counters.total(metrics.REMOTE_COPY_BYTES),
             tail_bytes=status.relay["to_client_bytes"],
             written_bytes=status.relay["to_broker_bytes"],
@@ -383,9 +388,9 @@ class StatusCollector:
         """The partition of that name at the last look at the archive; of several topics that had
         the name, the one whose archive ends last.
         """
-        found = [tp for tp in self._tps if tp.partition == partition and tp.topic == topic]
-        ends = {tp: view.log_end_offset or 0 for tp in found if (view := self.rlmm.view(tp))}
-        return max(found, key=lambda tp: ends.get(tp, -1), default=None)
+        matching = [tp for tp in self._tps if tp.partition == partition and tp.topic == topic]
+        ends = {tp: view.log_end_offset or 0 for tp in matching if (view := self.rlmm.view(tp))}
+        return max(matching, key=lambda tp: ends.get(tp, -1), default=None)
 
     def _has_holes(self, tp: TopicIdPartition) -> bool:
         """Whether the partition's line on the page shows gaps."""
@@ -403,10 +408,12 @@ class StatusCollector:
             return _in_words(every, moment, tail)
         return await asyncio.to_thread(_in_words, every, moment, tail)
 
-    async def _outlook(self, found: _Found, least_times: LeastTimes) -> Outlook:
+    async def _outlook(self, knowledge: _Found, least_times: LeastTimes) -> Outlook:
         archives = self.sources.archiver() is not None
-        look = partial(outlook, found.conditions, least_times, found.moment, archives=archives)
-        if len(found.conditions) <= CONDITIONS_ON_THE_LOOP_MAX:
+        look = partial(
+            outlook, knowledge.conditions, least_times, knowledge.moment, archives=archives
+        )
+        if len(knowledge.conditions) <= CONDITIONS_ON_THE_LOOP_MAX:
             return look()
         return await asyncio.to_thread(look)
 
@@ -487,10 +494,10 @@ class StatusCollector:
         return rows, len(consumers)
 
     def _archiver(self) -> ArchiverStatus | None:
-        found = self.sources.archiver()
-        if found is None:
+        archiver = self.sources.archiver()
+        if archiver is None:
             return None
-        leadership, leads_and_follows, refused = found
+        leadership, leads_and_follows, refused = archiver
         return ArchiverStatus(
             leadership.kind,
             leadership.state,
@@ -536,15 +543,19 @@ def _by_name_if_new(
 
     For a thread. While this runs, the event loop does not change `known`.
     """
-    found = set(tps)
-    return None if found == known.keys() else sorted(found, key=_by_name)
+    known_tps = set(tps)
+    return None if known_tps == known.keys() else sorted(known_tps, key=_by_name)
 
 
 def _in_words(conditions: Iterable[Condition], moment: Moment, tail: bool) -> _Found:
     """All conditions, with secrets in URLs masked."""
-    found = worst_first(replace(one, what=mask_text(one.what)) for one in conditions)
-    in_words = problems(found, moment, tail=tail)
-    return _Found(found, headlines(found), missing(found), dict(counts(found)), in_words, moment)
+    masked = worst_first(
+        replace(condition, what=mask_text(condition.what)) for condition in conditions
+    )
+    in_words = problems(masked, moment, tail=tail)
+    return _Found(
+        masked, headlines(masked), missing(masked), dict(counts(masked)), in_words, moment
+    )
 
 
 def _masked(text: str | None) -> str | None:

@@ -182,13 +182,13 @@ class LeastTimes(NamedTuple):
         """The times of the partitions that are not archived because of these conditions: a healthy
         partition is archived in time, however little it has.
         """
-        found: set[int | None] = set()
-        for one in rest:
-            if one.kind in _HERE:
-                found |= {self.led, self.elsewhere}
+        broker_ids: set[int | None] = set()
+        for condition in rest:
+            if condition.kind in _HERE:
+                broker_ids |= {self.led, self.elsewhere}
             else:
-                found.add(self.elsewhere if one.partition is None else self.faulty)
-        return [seconds for seconds in found if seconds is not None]
+                broker_ids.add(self.elsewhere if condition.partition is None else self.faulty)
+        return [seconds for seconds in broker_ids if seconds is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ def problems(
 ) -> tuple[Problem, ...]:
     """`conditions`: the worst first. Not `tail`: there are no brokers that serve new records."""
     of_kind: dict[str, list[Condition]] = {}
-    for one in conditions:
-        of_kind.setdefault(one.kind, []).append(one)
+    for condition in conditions:
+        of_kind.setdefault(condition.kind, []).append(condition)
     return tuple(_problem(alike, moment, tail) for alike in of_kind.values())
 
 
@@ -221,7 +221,7 @@ def _problem(alike: Sequence[Condition], moment: Moment, tail: bool) -> Problem:
     if kind == Kind.STORE_FAILING:
         words, alike = _of_store(alike)
     first = min(alike, key=lambda one: float("inf") if one.until is None else one.until)
-    begun = [one.since for one in alike if one.since is not None]
+    begun = [condition.since for condition in alike if condition.since is not None]
     until = words.until if "{at}" not in words.until else ""
     if first.until is not None and words.until:
         until = words.until.format(at=moment.in_words(first.until - moment.now))
@@ -242,7 +242,7 @@ def _problem(alike: Sequence[Condition], moment: Moment, tail: bool) -> Problem:
 def _of_store(alike: Sequence[Condition]) -> tuple[_Words, Sequence[Condition]]:
     """Deletions that fail matter least: they are told if nothing else fails."""
     matter = [one for one in alike if one.subject != StoreOperation.DELETE] or alike
-    operations = {one.subject for one in matter}
+    operations = {condition.subject for condition in matter}
     if len(operations) > 1:
         return _Words("The store does not work", _HISTORY_WAITS), matter
     operation = StoreOperation(matter[0].subject)
@@ -251,7 +251,11 @@ def _of_store(alike: Sequence[Condition]) -> tuple[_Words, Sequence[Condition]]:
 
 def _who(alike: Sequence[Condition]) -> str:
     """The one that the conditions are about, or how many."""
-    partitions = {(one.topic, one.partition) for one in alike if one.partition is not None}
+    partitions = {
+        (condition.topic, condition.partition)
+        for condition in alike
+        if condition.partition is not None
+    }
     topics = {one.topic for one in alike if one.topic is not None}
     if len(partitions) > 1:
         in_topics = f" in {len(topics):,} topics" if len(topics) > 1 else f" of {alike[0].topic}"
@@ -268,7 +272,7 @@ def outlook(
     conditions: Iterable[Condition], least_times: LeastTimes, moment: Moment, *, archives: bool
 ) -> Outlook:
     """When records are lost. `archives`: this process is an archiver."""
-    rest = [one for one in conditions if _rests(one, archives)]
+    rest = [condition for condition in conditions if _rests(condition, archives)]
     if not rest:
         return Outlook()
     says, lost_in_seconds = _loss(rest, least_times, moment)
@@ -281,7 +285,11 @@ def _loss(
 ) -> tuple[str, int | None]:
     if any(one.kind == Kind.UNARCHIVED_RECORDS_DELETED for one in rest):
         return "Records are being lost: the brokers delete what is not archived.", 0
-    timed = [one for one in rest if one.until is not None and not _WORDS[one.kind].until]
+    timed = [
+        condition
+        for condition in rest
+        if condition.until is not None and not _WORDS[condition.kind].until
+    ]
     left = [one.until - moment.now for one in timed if one.until is not None]
     left += least_times.of(rest)
     if not left:
@@ -295,7 +303,7 @@ def _loss(
 
 def rests_elsewhere(conditions: Iterable[Condition]) -> bool:
     """Whether an archiver does not archive, be it this process or another one."""
-    return any(_rests(one, archives=False) for one in conditions)
+    return any(_rests(condition, archives=False) for condition in conditions)
 
 
 def _rests(one: Condition, archives: bool) -> bool:

@@ -122,15 +122,15 @@ def merged_samples(of_workers: Sequence[list[dict[str, Any]]]) -> list[dict[str,
     """
     merged: dict[int, dict[str, Any]] = {}
     for samples in of_workers:
-        for one in samples:
-            known = merged.get(minute := one["at_ms"] // SAMPLE_INTERVAL_MS)
-            merged[minute] = one if known is None else _sum_of(known, one)
+        for sample in samples:
+            known = merged.get(minute := sample["at_ms"] // SAMPLE_INTERVAL_MS)
+            merged[minute] = sample if known is None else _sum_of(known, sample)
     return [merged[minute] for minute in sorted(merged)][-SAMPLES_MAX:]
 
 
 def _sum_of(known: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    found = dict(known)
+    totals = dict(known)
     for name, more in other.items():
         if name != "at_ms" and name not in OF_THE_ARCHIVE and more is not None:
-            found[name] = more if found[name] is None else found[name] + more
-    return found
+            totals[name] = more if totals[name] is None else totals[name] + more
+    return totals

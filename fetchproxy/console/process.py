@@ -109,24 +109,27 @@ class ProcessFacts:
 
 
 def _packages() -> dict[str, str]:
-    found = {one.metadata["Name"] or "": one.version for one in distributions()}
-    return dict(sorted(found.items()))
+    versions = {
+        distribution.metadata["Name"] or "": distribution.version
+        for distribution in distributions()
+    }
+    return dict(sorted(versions.items()))
 
 
 def _limits() -> dict[str, str]:
     """Of the process, its cgroup (v2) and its machine, as far as the system tells them."""
-    found = {"cpus": str(os.cpu_count())}
+    limits = {"cpus": str(os.cpu_count())}
     for name, number in _RESOURCES.items():
         soft, hard = resource.getrlimit(number)
-        found[f"ulimit {name}"] = f"{_or_none(soft)}, at most {_or_none(hard)}"
+        limits[f"ulimit {name}"] = f"{_or_none(soft)}, at most {_or_none(hard)}"
     for name in _CGROUP_FILES:
         if text := _text_of(_CGROUP / name):
-            found[f"cgroup {name}"] = text
+            limits[f"cgroup {name}"] = text
     for line in _text_of(_STATUS).splitlines():
         name, _, value = line.partition(":")
         if name in _STATUS_LINES:
-            found[name] = " ".join(value.split())
-    return found
+            limits[name] = " ".join(value.split())
+    return limits
 
 
 def _or_none(limit: int) -> str:

@@ -153,8 +153,8 @@ def _both_ways(
     def falling(pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda row: ((value := pick(row)) is None, 0 if value is None else -value)
 
-    found = {name: rising(pick) for name, pick in figures.items()}
-    return found | {f"-{name}": falling(pick) for name, pick in figures.items()}
+    both = {name: rising(pick) for name, pick in figures.items()}
+    return both | {f"-{name}": falling(pick) for name, pick in figures.items()}
 
 
 # Rows of a topic's partitions are (faulty, line).
@@ -231,8 +231,8 @@ class Rows:
         """By name, or as the query chooses."""
         if query.chooses:
             return await self._chosen_topics(query)
-        found = await self.collector.conditions()
-        table = PartitionRows(PartitionQuery(rows_max=0), found)
+        conditions = await self.collector.conditions()
+        table = PartitionRows(PartitionQuery(rows_max=0), conditions)
         tps = self.collector.tps
         first = bisect_right(tps, query.after, key=_topic) if query.after else 0
         names, last = 0, ""
@@ -255,10 +255,10 @@ class Rows:
 
         def choose() -> list[TopicStatus]:
             some = (
-                one
-                for one in table.topics()
-                if name_part in one.topic.lower()
-                and not (query.faulty and not one.faulty and not one.lost_offsets)
+                topic
+                for topic in table.topics()
+                if name_part in topic.topic.lower()
+                and not (query.faulty and not topic.faulty and not topic.lost_offsets)
             )
             return _first_rows(some, order, query)
 
@@ -336,7 +336,7 @@ class Rows:
         tps = [tp for tp in self._of_topic(topic) if tp.partition == partition]
         if not tps:
             raise NotThere(f"partition {partition} of topic {topic}")
-        return _numbered_page([one for tp in tps for one in self.collector.spans(tp)], query)
+        return _numbered_page([span for tp in tps for span in self.collector.spans(tp)], query)
 
     async def history(self, query: PageQuery) -> Page:
         """The oldest first."""
@@ -357,8 +357,8 @@ class Rows:
         most = await asyncio.to_thread(heapq.nlargest, skipped + query.limit + 1, every, _bytes)
         page_rows = most[skipped : skipped + query.limit]
         rows = [
-            ReaderRow(**one.client._asdict(), **cost_of(one, self.prices))
-            async for one in cooperative(page_rows, LINES_AT_ONCE)
+            ReaderRow(**row.client._asdict(), **cost_of(row, self.prices))
+            async for row in cooperative(page_rows, LINES_AT_ONCE)
         ]
         more = len(most) > skipped + query.limit
         return Page(tuple(rows), str(skipped + query.limit) if more else None)
@@ -372,10 +372,10 @@ class Rows:
         async for place, groups in cooperative(named.items()):
             for group in groups:
                 clients[group].add(place)
-        async for one in cooperative(self.accounts.clients()):
-            if group := one.client.group:
-                clients[group].add(one.client[:2])
-                sums.setdefault(group, ReaderAccount(one.client)).add(one)
+        async for client in cooperative(self.accounts.clients()):
+            if group := client.client.group:
+                clients[group].add(client.client[:2])
+                sums.setdefault(group, ReaderAccount(client.client)).add(client)
         later = await chosen(clients, lambda name: name > query.after)
         names = await asyncio.to_thread(heapq.nsmallest, query.limit + 1, later)
         rows = [
@@ -393,7 +393,7 @@ class Rows:
         skipped, now = skipped_rows(query), asyncio.get_running_loop().time()
         every = await self.collector.conditions()
         page_rows = every[skipped : skipped + query.limit]
-        rows = [one.as_json_at(now) async for one in cooperative(page_rows, LINES_AT_ONCE)]
+        rows = [row.as_json_at(now) async for row in cooperative(page_rows, LINES_AT_ONCE)]
         more = len(every) > skipped + query.limit
         return Page(tuple(rows), str(skipped + query.limit) if more else None)
 
@@ -403,7 +403,7 @@ class Rows:
         every = self.lines.newest_first()
         page_rows = every[skipped : skipped + query.limit]
         more = len(every) > skipped + query.limit
-        rows = tuple(LogLine(*one) for one in page_rows)
+        rows = tuple(LogLine(*row) for row in page_rows)
         return Page(rows, str(skipped + query.limit) if more else None)
 
     async def process(self, _query: PageQuery) -> Page:

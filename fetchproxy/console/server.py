@@ -424,9 +424,9 @@ class ConsoleServer(HttpConsole):
         status = await self._source(NO_PARTITIONS)
         missing = status.missing
         response: dict[str, object] = {"ready": not missing, "missing": list(missing)}
-        for one in status.conditions:
-            if one["kind"] == Kind.CLUSTER_AUTHENTICATION_REFUSED:
-                response["cluster_refusal"] = one["what"]
+        for condition in status.conditions:
+            if condition["kind"] == Kind.CLUSTER_AUTHENTICATION_REFUSED:
+                response["cluster_refusal"] = condition["what"]
         return web.json_response(response, status=503 if missing else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -479,12 +479,12 @@ class ConsoleServer(HttpConsole):
             return refusal
         try:
             query = page_query(request.query.items())
-            found = await endpoint.rows(self._rows, request.match_info, query)
+            page = await endpoint.rows(self._rows, request.match_info, query)
         except BadPage as error:
             return web.Response(status=400, text=f"{error}\n")
         except NotThere as error:
             return web.Response(status=404, text=f"not known here: {harmless(str(error))}\n")
-        text = await _as_json(found)
+        text = await _as_json(page)
         return web.Response(body=text, content_type="application/json", charset="utf-8")
 
 

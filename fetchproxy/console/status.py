@@ -274,7 +274,9 @@ class PartitionRows:
         self._name_part = query.name_part.lower()
         self._rows_max = query.rows_max
         self._with_condition = {
-            (one.topic, one.partition) for one in conditions if one.level != Level.ON_RECORD
+            (condition.topic, condition.partition)
+            for condition in conditions
+            if condition.level != Level.ON_RECORD
         }
         self._faulty: list[PartitionStatus] = []  # both lists have at most `rows_max`
         self._others: list[PartitionStatus] = []
@@ -306,9 +308,11 @@ class PartitionRows:
         in_rows = {(row.topic, row.partition) for row in self.rows()}
         first = set(map(id, first_of_each_kind(conditions)))
         return tuple(
-            one
-            for one in conditions
-            if one.partition is None or id(one) in first or (one.topic, one.partition) in in_rows
+            condition
+            for condition in conditions
+            if condition.partition is None
+            or id(condition) in first
+            or (condition.topic, condition.partition) in in_rows
         )
 
     def topics(self) -> tuple[TopicStatus, ...]:
@@ -319,7 +323,7 @@ class PartitionRows:
 
     def totals(self) -> Totals:
         every = self._topics.values()
-        left = [s for one in every if (s := one.deleted_in_seconds) is not None]
+        left = [s for row in every if (s := row.deleted_in_seconds) is not None]
         return Totals(
             topics=len(every),
             partitions=self.total,

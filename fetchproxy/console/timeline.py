@@ -73,18 +73,18 @@ def _anchors(
     """Offsets with a date, both rising: of some segments' ends, and the log's end, which is now."""
     step = max(len(segments) // _ANCHORS_MAX, 1)
     indexes = [*range(0, len(segments), step), len(segments) - 1]
-    found = [_anchor(segments[index], now_ms) for index in sorted(set(indexes))]
-    before = found[0][1]
-    if len(found) > 1:  # the first segment lasted as long as the others, by their offsets
-        (first_end, first_ms), (last_end, last_ms) = found[0], found[-1]
+    anchors = [_anchor(segments[index], now_ms) for index in sorted(set(indexes))]
+    before = anchors[0][1]
+    if len(anchors) > 1:  # the first segment lasted as long as the others, by their offsets
+        (first_end, first_ms), (last_end, last_ms) = anchors[0], anchors[-1]
         pace = (last_ms - first_ms) / max(last_end - first_end, 1)
         length = first_end - segments[0].start_offset + 1
         before = round(first_ms - max(pace, 0) * length)
-    found.insert(0, (segments[0].start_offset, before))
-    if log_offsets is not None and log_offsets.high_watermark - 1 > found[-1][0]:
-        found.append((log_offsets.high_watermark - 1, now_ms))
+    anchors.insert(0, (segments[0].start_offset, before))
+    if log_offsets is not None and log_offsets.high_watermark - 1 > anchors[-1][0]:
+        anchors.append((log_offsets.high_watermark - 1, now_ms))
     rising: list[_Anchor] = []
-    for offset, at_ms in found:
+    for offset, at_ms in anchors:
         at_ms = max(at_ms, rising[-1][1]) if rising else at_ms
         rising.append((offset, at_ms))
     return rising
@@ -109,8 +109,8 @@ def date_of(offset: int, anchors: Sequence[_Anchor]) -> int:
 def merged_spans(spans: Iterable[TimelineSpan]) -> tuple[TimelineSpan, ...]:
     """Spans of several partitions: those of one kind that meet are one."""
     order = list(SpanKind)
-    by_kind = sorted(spans, key=lambda one: (order.index(SpanKind(one.kind)), one.from_ms))
-    grouped = groupby(by_kind, key=lambda one: one.kind)
+    by_kind = sorted(spans, key=lambda span: (order.index(SpanKind(span.kind)), span.from_ms))
+    grouped = groupby(by_kind, key=lambda condition: condition.kind)
     return tuple(met for _, alike in grouped for met in _met(alike))
 
 

@@ -104,17 +104,17 @@ async def _times_left(scene: Scene) -> list[tuple[Path, int]]:
     """(file, ms until the certificate ends) of the proxy's own ones. Raises NotChecked if there is
     none.
     """
-    found: list[tuple[Path, int]] = []
+    times_left: list[tuple[Path, int]] = []
     config = scene.config
     for load, file in (
         (_listener, config.gateway.tls_certificate_file),
         (_upstream, config.cluster.tls_certificate_file),
     ):
         if file is not None and (ends_s := (await load(scene)).not_after) is not None:
-            found.append((file, ends_s * 1000 - scene.wall_clock_ms()))
-    if not found:
+            times_left.append((file, ends_s * 1000 - scene.wall_clock_ms()))
+    if not times_left:
         raise DoesNotApply("the proxy has no certificate")
-    return found
+    return times_left
 
 
 async def _is_for_the_names(scene: Scene) -> Sequence[Finding]:

@@ -96,8 +96,8 @@ def examination_json(examination: Examination) -> str:
                 "state": state(result),
                 "note": result.note,
                 "findings": [
-                    {"reason": one.reason, "remedy": one.remedy, "see": result.heading}
-                    for one in result.troubles
+                    {"reason": trouble.reason, "remedy": trouble.remedy, "see": result.heading}
+                    for trouble in result.troubles
                 ],
             }
             for result in examination.results

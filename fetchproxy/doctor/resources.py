@@ -112,7 +112,7 @@ async def _spool_has_all_its_room(scene: Scene) -> Sequence[Finding]:
 
 async def _folders_can_be_written(scene: Scene) -> Sequence[Finding]:
     folders = list(_own_folders(scene.config))
-    return await asyncio.to_thread(lambda: [f for one in folders for f in _unusable(*one)])
+    return await asyncio.to_thread(lambda: [f for folder in folders for f in _unusable(*folder)])
 
 
 def _own_folders(config: Config) -> Iterator[tuple[str, Path]]:

@@ -145,20 +145,20 @@ async def _examine_one(
 ) -> CheckResult:
     try:
         async with asyncio.timeout(check_max_s) as limit:
-            found = await LOOKS[id](scene)
+            findings = await LOOKS[id](scene)
     except NotChecked as why:
         applies = not isinstance(why, DoesNotApply)
         return CheckResult(id, note=safe(str(why)), made=False, applies=applies)
     except TimeoutError as error:
         within = f"no response within {check_max_s:g} s"
-        found = [Finding(within if limit.expired() else f"no response in time: {error}")]
+        findings = [Finding(within if limit.expired() else f"no response in time: {error}")]
     except FetchProxyError as error:
-        found = [Finding(str(error), getattr(error, "words", {}))]
+        findings = [Finding(str(error), getattr(error, "words", {}))]
     except OSError as error:
-        found = [Finding(system_error_in_words(error))]
-    if isinstance(found, Passed):
-        return CheckResult(id, note=safe(found.note))
-    return CheckResult(id, list(_troubles(scene, meaning, found)))
+        findings = [Finding(system_error_in_words(error))]
+    if isinstance(findings, Passed):
+        return CheckResult(id, note=safe(findings.note))
+    return CheckResult(id, list(_troubles(scene, meaning, findings)))
 
 
 def _troubles(

@@ -33,10 +33,10 @@ def _settings(row: Mapping[str, Any], then: Loaded) -> Iterator[Setting]:
             if (setting := then.chosen.get(name)) is not None:
                 yield setting
             continue
-        found: Any = "" if value == "not set" else tomllib.loads(f"value = {value}")["value"]
-        if name == _CLIENTS and found == _clients_max(row, then):
-            found = then.config.gateway.connections_max
-        yield Setting(name, found, _PLACE)
+        parsed_value: Any = "" if value == "not set" else tomllib.loads(f"value = {value}")["value"]
+        if name == _CLIENTS and parsed_value == _clients_max(row, then):
+            parsed_value = then.config.gateway.connections_max
+        yield Setting(name, parsed_value, _PLACE)
 
 
 def _clients_max(row: Mapping[str, Any], then: Loaded) -> int:

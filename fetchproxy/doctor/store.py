@@ -219,7 +219,9 @@ async def _hazards(scene: Scene, loses: bool) -> Sequence[Finding]:
     store = (await _opened(scene)).store
     hazards = await from_store(store.hazards(scene.prefix))
     return [
-        Finding(one.what, {"remedy": f"`{one.remedy}`"}) for one in hazards if one.loses is loses
+        Finding(hazard.what, {"remedy": f"`{hazard.remedy}`"})
+        for hazard in hazards
+        if hazard.loses is loses
     ]
 
 

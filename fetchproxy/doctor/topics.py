@@ -47,14 +47,14 @@ async def discovery_of(scene: Scene) -> TopicDiscovery:
     """As the archiver's, after one look. Raises ClusterError, NotChecked."""
     if scene.config.archive.topics is None:
         raise DoesNotApply("`archive.topics` is not set")
-    found = TopicDiscovery(
+    discovery = TopicDiscovery(
         (await scene.cluster()),
         scene.config.archive,
         interval_ms=0,
         metadata_topic=scene.config.metadata.topic_name,
     )
-    await found.look()
-    return found
+    await discovery.look()
+    return discovery
 
 
 async def _archived(scene: Scene) -> list[_Archived]:
@@ -93,16 +93,16 @@ async def _match(scene: Scene) -> Passed | Sequence[Finding]:
 
 async def _none_from_the_future(scene: Scene) -> Sequence[Finding]:
     findings: list[Finding] = []
-    for one in (await _archived(scene))[:_NEWEST_READ_MAX]:
-        newest_ms = await _newest_ms(scene, one.topic)
+    for segment in (await _archived(scene))[:_NEWEST_READ_MAX]:
+        newest_ms = await _newest_ms(scene, segment.topic)
         ahead_s = ((newest_ms or 0) - scene.wall_clock_ms()) // 1000
         if ahead_s > CLOCK_DIFFERS_MAX_MS // 1000:
-            stamped_by = one.settings.get("message.timestamp.type", "CreateTime")
+            stamped_by = segment.settings.get("message.timestamp.type", "CreateTime")
             reason = (
-                f"the newest record of {one.topic.name} ({stamped_by}) is {ahead_s} s ahead of "
+                f"the newest record of {segment.topic.name} ({stamped_by}) is {ahead_s} s ahead of "
                 "this machine's clock"
             )
-            findings.append(Finding(reason, {"topic": one.topic.name}))
+            findings.append(Finding(reason, {"topic": segment.topic.name}))
     return findings
 
 

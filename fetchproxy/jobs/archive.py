@@ -147,7 +147,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
         tps = partitions_of(found_topics)
         if why := discovery.why_nothing():
             raise ConfigError(why)
-        found: list[PlannedPartition] = []
+        plans: list[PlannedPartition] = []
         failed: list[ItemFailure] = []
 
         async def planned(tp: TopicIdPartition) -> PlannedPartition:
@@ -162,17 +162,17 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
             )
 
         async def look(tp: TopicIdPartition) -> None:
-            if not found and len(failed) >= PARTITIONS_FAILED_IN_A_ROW_MAX:
+            if not plans and len(failed) >= PARTITIONS_FAILED_IN_A_ROW_MAX:
                 raise ClusterUnavailable(f"no partition can be looked at: {failed[0]}")
             outcome = await attempt_async(planned(tp), str(tp))
             if isinstance(outcome, ItemFailure):
                 failed.append(outcome)
             else:
-                found.append(outcome)
+                plans.append(outcome)
 
         await for_each(tps, look, PLANNED_AT_ONCE)
-    found.sort(key=lambda planned: (-planned.offsets, planned.tp))
-    return ArchivePlan(tuple(found_topics), tuple(found), discovery.refused, tuple(failed))
+    plans.sort(key=lambda planned: (-planned.offsets, planned.tp))
+    return ArchivePlan(tuple(found_topics), tuple(plans), discovery.refused, tuple(failed))
 
 
 def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[ItemFailure, ...]:

@@ -142,15 +142,15 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     tasks: list[RangeTask] = []
     gone: list[ItemFailure] = []
     finished = set(done)
-    for one in plan.ranges:
-        if one in finished or f"{one.topic}-{one.partition}" in unread:
+    for range_ in plan.ranges:
+        if range_ in finished or f"{range_.topic}-{range_.partition}" in unread:
             continue
-        view = views.get((one.topic, one.partition))
-        lost = _lost(options, view, one)
+        view = views.get((range_.topic, range_.partition))
+        lost = _lost(options, view, range_)
         if lost is None:
-            tasks.append(RangeTask(one, _read_task(view, one)))
+            tasks.append(RangeTask(range_, _read_task(view, range_)))
         else:
-            gone.append(ItemFailure(one.name, lost, False))
+            gone.append(ItemFailure(range_.name, lost, False))
     return PlannedBackfill(tasks, len(done), (*left_out, *gone))
 
 

@@ -46,7 +46,7 @@ async def _input(options: SourceOptions) -> BackfillInput:
         if missing := sorted(named - {topic for topic, _ in views}):
             described = await TopicDescriptions(reading.storage.objects).refresh()
             there = {topic for topic, _ in await reading.storage.objects.list_topics()}
-            there |= {one.topic for one in described.values()}
+            there |= {description.topic for description in described.values()}
             for topic in missing:
                 if topic not in there:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
@@ -161,8 +161,8 @@ def of_other_topics(
 ) -> list[ItemFailure]:
     """The partitions for which the output has ranges of another topic of the same name."""
     ids: dict[str, set[str]] = {}
-    for one in ranges:
-        ids.setdefault(one.topic, set()).add(one.topic_id)
+    for range_ in ranges:
+        ids.setdefault(range_.topic, set()).add(range_.topic_id)
     return [
         ItemFailure(
             str(view.tp),

@@ -122,7 +122,7 @@ def backfill_topic(
         size=lambda copied: copied.records,
     )
     done = runner.each(tasks, work)
-    frame = runner.frame([astuple(one) for one in done.results], COPIED_SCHEMA)
+    frame = runner.frame([astuple(result) for result in done.results], COPIED_SCHEMA)
     return Done(done.results, (*left_out, *done.failures), frame)
 
 
@@ -155,12 +155,12 @@ def plan_topic(
     if there < max(needed, reason or 0):
         amount = f"at least {needed}" if reason is None else str(reason)
         raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {amount}")
-    found = [
+    planned = [
         PartitionTask(task, span.end, _id_text(info))
-        for view, span in sorted(selections, key=lambda one: one[0].tp)
+        for view, span in sorted(selections, key=lambda selection: selection[0].tp)
         for task in plan_tasks([(view, span)], partition_bytes_max=2**62)
     ]
-    return found, left_out
+    return planned, left_out
 
 
 def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> CopiedPartition:
@@ -276,9 +276,9 @@ def _header_key(raw: bytes) -> str:
     return key
 
 
-def _headers(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, bytes | None]]:
+def _headers(headers: Iterable[Mapping[str, Any]]) -> list[tuple[str, bytes | None]]:
     pairs: list[tuple[str, bytes | None]] = [
-        (_header_key(h["key"]), _or_null(h["value"])) for h in found
+        (_header_key(h["key"]), _or_null(h["value"])) for h in headers
     ]
     if any(value is _NULL for _, value in pairs):
         return _HeadersWithNulls(pairs)

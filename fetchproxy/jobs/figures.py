@@ -174,21 +174,23 @@ def _count(holes: Iterable[tuple[int, int]]) -> int:
 
 def figures_of(view: PartitionView) -> tuple[SegmentFigures, ...]:
     """The figures by segment. Each offset counts once, as in retention by bytes."""
-    found: list[SegmentFigures] = []
+    figures: list[SegmentFigures] = []
     counted_to = view.raised_log_start
     for segment, size in counted_bytes(view):
         records = segment.end_offset - max(segment.start_offset, counted_to) + 1
-        found.append(SegmentFigures(newest_timestamp_ms(segment), size, records))
+        figures.append(SegmentFigures(newest_timestamp_ms(segment), size, records))
         counted_to = segment.end_offset + 1
-    return tuple(found)
+    return tuple(figures)
 
 
 def figures_by_day(segments: Iterable[SegmentFigures]) -> tuple[Day, ...]:
     """The figures by day, in order, without empty days."""
     days: dict[int, Day] = {}
-    for one in segments:
-        day = one.newest_ms // DAY_MS
-        days[day] = days.get(day, Day(day, 0, 0, 0)).plus(Day(day, one.size_bytes, one.records, 1))
+    for segment in segments:
+        day = segment.newest_ms // DAY_MS
+        days[day] = days.get(day, Day(day, 0, 0, 0)).plus(
+            Day(day, segment.size_bytes, segment.records, 1)
+        )
     return tuple(days[day] for day in sorted(days))
 
 
@@ -213,7 +215,7 @@ def sample_codecs(data: bytes | bytearray) -> tuple[tuple[CodecFigures, ...], in
     are too large to unpack here: above what a search by time unpacks. Raises WireError for a batch
     that cannot be read.
     """
-    found: list[CodecFigures] = []
+    figures: list[CodecFigures] = []
     too_large = 0
     for header in walk(data):
         records = memoryview(data)[header.position + HEADER_BYTES : header.end]
@@ -226,8 +228,8 @@ def sample_codecs(data: bytes | bytearray) -> tuple[tuple[CodecFigures, ...], in
                 too_large += 1
                 continue
         codec = CompressionType(header.compression).name.lower()
-        found.append(CodecFigures(codec, 1, len(records), unpacked_bytes))
-    return add_codecs(found), too_large
+        figures.append(CodecFigures(codec, 1, len(records), unpacked_bytes))
+    return add_codecs(figures), too_large
 
 
 async def _sampled(
@@ -236,7 +238,7 @@ async def _sampled(
     """The figures, the number of sampled segments that could not be read, and that of batches too
     large to unpack.
     """
-    found: list[CodecFigures] = []
+    sampled: list[CodecFigures] = []
     unreadable = too_large = 0
     for i in spread_evenly(len(view.segments), SAMPLED_SEGMENTS_MAX):
         try:
@@ -244,9 +246,9 @@ async def _sampled(
         except (CorruptSegment, ObjectNotFound, RangeNotSatisfiable, WireError, ValueError):
             unreadable += 1  # `verify` reports the fault
         else:
-            found += figures
+            sampled += figures
             too_large += larger
-    return add_codecs(found), unreadable, too_large
+    return add_codecs(sampled), unreadable, too_large
 
 
 async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> Content:
@@ -256,7 +258,7 @@ async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadat
 
 def forecast(segments: Sequence[SegmentFigures], retention: Retention, now_ms: int) -> Forecast:
     """The forecast of one partition. `segments`: in offset order."""
-    since_ms = min((one.newest_ms for one in segments), default=now_ms)
+    since_ms = min((segment.newest_ms for segment in segments), default=now_ms)
     days = min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
     deletion = _next_deletion_ms(segments, retention)
     if days < HISTORY_DAYS_MIN:
@@ -273,7 +275,7 @@ def _size_after(
     stays, grown_days = list(segments), float(days)
     if retention.remote_ms >= 0:
         oldest_ms = now_ms + days * DAY_MS - retention.remote_ms
-        stays = [one for one in segments if one.newest_ms >= oldest_ms]
+        stays = [segment for segment in segments if segment.newest_ms >= oldest_ms]
         grown_days = min(grown_days, retention.remote_ms / DAY_MS)
     size = sum(one.size_bytes for one in stays) + round(rate * grown_days)
     return size if retention.remote_bytes < 0 else min(size, retention.remote_bytes)

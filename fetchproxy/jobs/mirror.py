@@ -171,16 +171,20 @@ def _one_run(
         there = await target.objects.list_partitions(unlisted=unlisted)
         return _Partitions(faults, there, unlisted)
 
-    found = places.ask(partitions)
+    questions = places.ask(partitions)
     # The topics go first: then readers of the copy wait for a topic instead of not knowing it.
     places.ask(moving.copy_archive_wide)
-    done = runner.each(found.fit, mirror_work(places, options), on_result)
+    done = runner.each(questions.fit, mirror_work(places, options), on_result)
     failed = [one for partition in done.results for one in partition.failed]
     of_archive = places.ask(moving.copy_archive_wide)
     left = tuple(
-        sorted(t for t in set(found.there) - set(found.here) if t.topic not in found.unlisted)
+        sorted(
+            t
+            for t in set(questions.there) - set(questions.here)
+            if t.topic not in questions.unlisted
+        )
     )
-    failures = (*found.failures, *done.failures, *not_done(failed))
+    failures = (*questions.failures, *done.failures, *not_done(failed))
     failures += tuple(ItemFailure(key, str(why), why.retriable) for key, why in of_archive)
     return Mirrored(done.results, failures, left)
 

@@ -156,7 +156,7 @@ def page(figures: Figures, now_ms: int) -> str:
 
 
 def _total(figures: Figures) -> str:
-    size = sum(one.size_bytes for one in figures)
+    size = sum(figure.size_bytes for figure in figures)
     segments = sum(len(one.archived) for one in figures)
     records = sum(one.records for one in figures)
     return f"{len(figures)} partitions, {segments:,} segments, {records:,} records, {decimal(size)}"
@@ -178,7 +178,7 @@ def _sums(figures: Figures) -> list[str]:
     return [
         f"{len(segments):,}",
         f"{sum(one.records for one in segments):,}",
-        decimal(sum(one.size_bytes for one in segments)),
+        decimal(sum(segment.size_bytes for segment in segments)),
         _packed(add_codecs(codec for f in figures for codec in f.codecs)),
         _moment(min(oldest)) if oldest else "–",
         _moment(max(newest)) if newest else "–",
@@ -199,7 +199,9 @@ def _topic(figures: Figures) -> str:
             "<h3>Archived by day of the newest record</h3>",
             _days_chart(tp.topic, segments),
             f"<h3>Size now and ahead</h3><p class=note>{_stands_on(figures)}</p>",
-            _size_chart(tp.topic, sum(one.size_bytes for one in segments), _sizes_ahead(figures)),
+            _size_chart(
+                tp.topic, sum(segment.size_bytes for segment in segments), _sizes_ahead(figures)
+            ),
             "<h3>Compression</h3>",
             _codec_table(add_codecs(codec for f in figures for codec in f.codecs)),
             f"<details><summary>{len(figures)} partitions</summary>{partitions}</details>",
@@ -390,24 +392,40 @@ def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any,
     """The rows by the names of SCHEMAS."""
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in SCHEMAS}
     no_sizes = (None,) * len(HORIZON_DAYS)
-    for one in figures:
-        tp, ahead = one.tp, one.forecast
+    for figure in figures:
+        tp, ahead = figure.tp, figure.forecast
         rows["partitions"].append(
             (
-                *(tp.topic, str(tp.topic_id), tp.partition, len(one.archived), one.size_bytes),
-                *(one.records, one.log_start_offset, one.log_end_offset, one.gap_offsets),
-                *(one.missing_offsets, one.not_known_offsets, one.oldest_ms, one.newest_ms),
+                *(
+                    tp.topic,
+                    str(tp.topic_id),
+                    tp.partition,
+                    len(figure.archived),
+                    figure.size_bytes,
+                ),
+                *(
+                    figure.records,
+                    figure.log_start_offset,
+                    figure.log_end_offset,
+                    figure.gap_offsets,
+                ),
+                *(
+                    figure.missing_offsets,
+                    figure.not_known_offsets,
+                    figure.oldest_ms,
+                    figure.newest_ms,
+                ),
                 *(ahead.history_days, ahead.bytes_per_day, *(ahead.size_bytes or no_sizes)),
-                *(ahead.next_deletion_ms, one.samples_unreadable),
+                *(ahead.next_deletion_ms, figure.samples_unreadable),
             )
         )
         rows["days"] += [
             (tp.topic, tp.partition, _date(day.day), day.size_bytes, day.records, day.segments)
-            for day in figures_by_day(one.archived)
+            for day in figures_by_day(figure.archived)
         ]
         rows["codecs"] += [
             (tp.topic, tp.partition, c.codec, c.batches, c.packed_bytes, c.unpacked_bytes)
-            for c in one.codecs
+            for c in figure.codecs
         ]
     return rows
 

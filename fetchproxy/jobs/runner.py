@@ -99,9 +99,12 @@ class Done(Generic[R]):
     frame: Any = None
 
 
-def not_done(found: Iterable[Condition]) -> tuple[ItemFailure, ...]:
+def not_done(conditions: Iterable[Condition]) -> tuple[ItemFailure, ...]:
     """The failures of single objects of an item that is done as far as possible."""
-    return tuple(ItemFailure(f"{one.subject}: {one.object_key}", one.what, True) for one in found)
+    return tuple(
+        ItemFailure(f"{condition.subject}: {condition.object_key}", condition.what, True)
+        for condition in conditions
+    )
 
 
 OnProgress = Callable[[Progress], None]
@@ -331,7 +334,7 @@ class _Doing(Generic[T, R]):
     def done(self) -> Done[R]:
         every = [self._outcomes[number] for number in sorted(self._outcomes)]
         return Done(
-            results=tuple(one for one in every if not isinstance(one, ItemFailure)),
+            results=tuple(row for row in every if not isinstance(row, ItemFailure)),
             failures=tuple(one for one in every if isinstance(one, ItemFailure)),
         )
 

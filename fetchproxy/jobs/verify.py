@@ -133,12 +133,12 @@ async def _verify_partition(opened: ToVerify, tp: TopicIdPartition, tell: Report
 async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPartition], Unlisted]:
     """As `stored_partitions`, and the partitions in the metadata topic."""
     stored, unlisted = await stored_partitions(config, topic)
-    found = set(stored)
+    tps = set(stored)
     async with _to_verify(for_executors(config)) as (_, metadata_topic):
         if metadata_topic is not None:
             every = await metadata_topic.list_partitions()
-            found.update(tp for tp in every if topic is None or tp.topic == topic)
-    return sorted(found), unlisted
+            tps.update(tp for tp in every if topic is None or tp.topic == topic)
+    return sorted(tps), unlisted
 
 
 async def _with_published_conditions(
@@ -185,7 +185,7 @@ def repair(
     """Returns the repairs and the number of abandoned uploads that were removed. `faults`: those
     that `verify` has just reported. Raises as `verify`, and ArchiveMismatch.
     """
-    partitions = [tuple(found) for _, found in groupby(faults, lambda fault: fault.subject)]
+    partitions = [tuple(group) for _, group in groupby(faults, lambda fault: fault.subject)]
     work = StoreWork(
         "repair",
         partial(stored_archive, for_executors(config), writes=True),
@@ -253,15 +253,15 @@ async def _reindex_partition(
     config: Config, dry_run: bool, archive: StoredArchive, tp: TopicIdPartition, tell: Report
 ) -> ReindexedPartition:
     storage, rlmm = archive
-    found = await verify_partition(storage, rlmm, tp, on_progress=tell)
-    if found.clean:
-        unread = tuple(found.unread)
-        return ReindexedPartition(tp, found.size_bytes, RepairReport(), (), unread)
-    done = await _repair_partition(dry_run, archive, tuple(found.faults), tell)
-    after = found
+    report = await verify_partition(storage, rlmm, tp, on_progress=tell)
+    if report.clean:
+        unread = tuple(report.unread)
+        return ReindexedPartition(tp, report.size_bytes, RepairReport(), (), unread)
+    done = await _repair_partition(dry_run, archive, tuple(report.faults), tell)
+    after = report
     if done.repairs and not dry_run:
         # The same checks, with a new manager that has read nothing yet, show if the repair worked.
         async with stored_archive(config) as anew:
             after = await verify_partition(anew.storage, anew.rlmm, tp)
     left, unread = tuple(after.faults), tuple(after.unread)
-    return ReindexedPartition(tp, found.size_bytes, done, left, unread)
+    return ReindexedPartition(tp, report.size_bytes, done, left, unread)

@@ -252,12 +252,12 @@ class ArchiverPositions:
 
     async def _read_all(self, began_at: float) -> dict[str, _ReadPositions]:
         listed = [stored async for stored in self._objects.list_archiver_positions()]
-        found: dict[str, _ReadPositions] = {}
+        reads: dict[str, _ReadPositions] = {}
         apart_s = began_at - self._read_at
         for stored in listed:
             known = self._stored.get(stored.key)
             if known is not None and known.version == stored.version:
-                found[stored.key] = _unchanged(known, began_at, apart_s)
+                reads[stored.key] = _unchanged(known, began_at, apart_s)
                 continue
             positions: Positions = {}
             operator_notes = OperatorNotes()
@@ -274,10 +274,10 @@ class ArchiverPositions:
                     hint="if this continues, run the same version of fetchproxy everywhere",
                 )
             topics = frozenset(topic_id for topic_id, _ in positions)
-            found[stored.key] = _ReadPositions(
+            reads[stored.key] = _ReadPositions(
                 stored.version, began_at, positions, topics, operator_notes, began_at
             )
-        return found
+        return reads
 
     def _report_archivers(self, read_at: float) -> None:
         """Report which archivers work and which are silent. An archiver whose partitions other

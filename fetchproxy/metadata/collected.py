@@ -80,20 +80,20 @@ async def decode_collected(raw: bytes) -> dict[str, CollectedEntry]:
     if not raw.startswith(COLLECTED_MAGIC):
         raise CorruptSegment("the object has another format")
     body = await asyncio.to_thread(_unpacked, raw[len(COLLECTED_MAGIC) :])
-    found: dict[str, CollectedEntry] = {}
+    entries: dict[str, CollectedEntry] = {}
     at = 0
     while at < len(body):
         try:
-            at = _decode_some(body, at, found)
+            at = _decode_some(body, at, entries)
         except (WireError, StructError, UnicodeDecodeError) as error:
             raise CorruptSegment(str(error)) from None
         await asyncio.sleep(0)
     if at > len(body):
         raise CorruptSegment("the last entry is cut")
-    return found
+    return entries
 
 
-def _decode_some(body: bytes, at: int, found: dict[str, CollectedEntry]) -> int:
+def _decode_some(body: bytes, at: int, entries: dict[str, CollectedEntry]) -> int:
     """Decodes entries from byte `at` on. Returns the byte after them: past the end if the last
     entry is cut. Uses no cursor, which would take five times as long.
     """
@@ -109,7 +109,7 @@ def _decode_some(body: bytes, at: int, found: dict[str, CollectedEntry]) -> int:
         at += 2
         version = body[at : at + size].decode()
         size, at = decode_uvarint(body, at + size)
-        found[key] = version, body[at : at + size]
+        entries[key] = version, body[at : at + size]
         at += size
     return at
 
@@ -164,11 +164,11 @@ class CollectedOnce:
         self._reading: SingleFlight[Collected] = SingleFlight()
 
     async def read(self, topic_id: UUID) -> Collected:
-        found: Collected | None = self._topics.get(topic_id)
-        if found is None:
+        collected: Collected | None = self._topics.get(topic_id)
+        if collected is None:
             read = partial(read_collected, self._objects, topic_id)
-            found = self._topics[topic_id] = await self._reading.run(topic_id, read)
-        return found
+            collected = self._topics[topic_id] = await self._reading.run(topic_id, read)
+        return collected
 
 
 class Collecting:

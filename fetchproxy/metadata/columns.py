@@ -427,8 +427,8 @@ def _unpack_epochs(packed: bytes, start: int) -> tuple[EpochStart, ...]:
     if len(packed) == SEGMENT_EPOCH.size:  # one epoch, as nearly always
         epoch, offset = SEGMENT_EPOCH.unpack(packed)
         return (EpochStart(epoch, start if offset == _OWN_START else offset),)
-    found = SEGMENT_EPOCH.iter_unpack(packed)
-    return tuple([EpochStart(e, start if at == _OWN_START else at) for e, at in found])
+    unpacked = SEGMENT_EPOCH.iter_unpack(packed)
+    return tuple([EpochStart(e, start if at == _OWN_START else at) for e, at in unpacked])
 
 
 def _uuid(raw: bytes) -> UUID:

@@ -313,9 +313,9 @@ class SegmentMetadataCache:
             topic_id, files, offsets = _parse(text)
             if topic_id != metadata_topic_id:
                 raise ValueError(f"it is of metadata topic {uuid_text(topic_id)}")
-            found = sum(1 for _ in self._files())
-            if found < files:
-                raise ValueError(f"of {files} cache files {found} are left")
+            file_count = sum(1 for _ in self._files())
+            if file_count < files:
+                raise ValueError(f"of {files} cache files {file_count} are left")
         except FileNotFoundError:
             self._clear()
             return {}

@@ -152,33 +152,33 @@ async def compare_with_leader(
     leader_epoch = NO_EPOCH
     log_start_epoch: int | None = None
     while True:
-        found = compare(lineage, end_offset, LeaderKnowledge(ends, log_start_epoch), joints)
-        if isinstance(found, AskEpoch):
-            response = await leader.epoch_end(tp, found.epoch)
+        comparison = compare(lineage, end_offset, LeaderKnowledge(ends, log_start_epoch), joints)
+        if isinstance(comparison, AskEpoch):
+            response = await leader.epoch_end(tp, comparison.epoch)
             if response is None:
                 return Compared(Shared(end_offset))
             responding, end = response
             if leader_epoch not in (NO_EPOCH, responding):
                 raise ClusterUnavailable(f"{tp}: the leader changed during requests to it")
             leader_epoch = responding
-            if end.end_offset < 0 and found.epoch > leader_epoch:
+            if end.end_offset < 0 and comparison.epoch > leader_epoch:
                 raise ClusterUnavailable(
-                    f"{tp}: leader epoch {found.epoch} is archived, but the leader's epoch is "
+                    f"{tp}: leader epoch {comparison.epoch} is archived, but the leader's epoch is "
                     f"{leader_epoch}"
                 )
-            ends[found.epoch] = end
-        elif isinstance(found, AskLogStart):
+            ends[comparison.epoch] = end
+        elif isinstance(comparison, AskLogStart):
             log_start_epoch = (await leader.leader_log_offsets(tp)).log_start_epoch
             ends.clear()  # these are older responses: the log may have begun lower then
         else:
             break
-    if log_start_epoch is not None and found != Shared(end_offset):
+    if log_start_epoch is not None and comparison != Shared(end_offset):
         again = (await leader.leader_log_offsets(tp)).log_start_epoch
         if again != log_start_epoch:
             raise ClusterUnavailable(f"{tp}: the log start moved during requests to the leader")
-    anew = begins_again(lineage, end_offset, found)
-    cut = cut_without_election(lineage, found, end_offset, leader_epoch)
-    return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
+    anew = begins_again(lineage, end_offset, comparison)
+    cut = cut_without_election(lineage, comparison, end_offset, leader_epoch)
+    return Compared(comparison, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
 
 
 class _Checked:
@@ -213,18 +213,18 @@ class _Checked:
         if response is not None and response.epoch == last and response.end_offset >= end:
             return end
         lineage = compared_lineage(view)
-        found = compare(lineage, end, self._responses)
-        if isinstance(found, AskEpoch | AskLogStart):
+        comparison = compare(lineage, end, self._responses)
+        if isinstance(comparison, AskEpoch | AskLogStart):
             # The view has a new epoch. It is shown after the leader was asked about it.
             self.lacks_response = True
             return min(end, self._view_end)
-        if isinstance(found, Undecided):
+        if isinstance(comparison, Undecided):
             # `at_most` may lie inside a batch. The part below its segment ends with a whole batch.
-            segment = view.segment_at_or_after(found.at_most)
-            return end if segment is None else min(found.at_most, segment.start_offset)
+            segment = view.segment_at_or_after(comparison.at_most)
+            return end if segment is None else min(comparison.at_most, segment.start_offset)
         # The last copy is shown until an operator says which log counts (`fetchproxy resolve`).
-        self.begins_again = begins_again(lineage, end, found)
-        return end if self.begins_again else max(found.end_offset, view.history.kept_below)
+        self.begins_again = begins_again(lineage, end, comparison)
+        return end if self.begins_again else max(comparison.end_offset, view.history.kept_below)
 
 
 class LeaderViews(PartitionViews):

@@ -64,16 +64,16 @@ def lineage_of(view: PartitionView) -> tuple[EpochStart, ...]:
     start = view.log_start_offset
     if start is None:
         return ()
-    found: list[EpochStart] = []
+    lineage: list[EpochStart] = []
     for entry in view.segments.leader_epochs():
         # An epoch without offsets after a log start or an overlap is no longer in the log.
-        if entry.epoch <= (found[-1].epoch if found else UNDEFINED_EPOCH):
+        if entry.epoch <= (lineage[-1].epoch if lineage else UNDEFINED_EPOCH):
             continue
         at = max(entry.start_offset, start)
-        while found and found[-1].start_offset >= at:
-            found.pop()
-        found.append(EpochStart(entry.epoch, at))
-    return tuple(found)
+        while lineage and lineage[-1].start_offset >= at:
+            lineage.pop()
+        lineage.append(EpochStart(entry.epoch, at))
+    return tuple(lineage)
 
 
 def epoch_of(view: PartitionView, offset: int) -> int:
@@ -208,11 +208,11 @@ def compare(
     shared = end_offset
     for joint in joints:
         before = [entry for entry in lineage if entry.epoch <= joint.epoch]
-        found = _walk_back(before, joint.low, leader)
-        if not isinstance(found, Shared):
-            return found
-        if found.end_offset < joint.low:
-            shared = min(shared, found.end_offset)
+        comparison = _walk_back(before, joint.low, leader)
+        if not isinstance(comparison, Shared):
+            return comparison
+        if comparison.end_offset < joint.low:
+            shared = min(shared, comparison.end_offset)
         response = leader.ends.get(joint.epoch)
         if response is None:
             return AskEpoch(joint.epoch)
@@ -221,30 +221,32 @@ def compare(
                 return AskLogStart()
             if leader.log_start_epoch <= joint.epoch:
                 shared = min(shared, joint.high)
-    found = _walk_back(lineage, end_offset, leader)
-    return Shared(min(shared, found.end_offset)) if isinstance(found, Shared) else found
+    comparison = _walk_back(lineage, end_offset, leader)
+    return (
+        Shared(min(shared, comparison.end_offset)) if isinstance(comparison, Shared) else comparison
+    )
 
 
-def begins_again(lineage: Sequence[EpochStart], end_offset: int, found: Comparison) -> bool:
-    """True: no part of the copy is in the leader's log. `found` is the result of `compare` for the
-    other arguments.
+def begins_again(lineage: Sequence[EpochStart], end_offset: int, comparison: Comparison) -> bool:
+    """True: no part of the copy is in the leader's log. `comparison` is the result of `compare`
+    for the other arguments.
 
     This happens if an empty follower became leader, or a disk was replaced. Then the archive has
     the only copy. Offsets below the copy's start do not count as shared.
     """
-    if not lineage or not isinstance(found, Shared) or found.end_offset >= end_offset:
+    if not lineage or not isinstance(comparison, Shared) or comparison.end_offset >= end_offset:
         return False
-    return found.end_offset <= lineage[0].start_offset
+    return comparison.end_offset <= lineage[0].start_offset
 
 
 def cut_without_election(
-    lineage: Sequence[EpochStart], found: Comparison, end_offset: int, leader_epoch: int
+    lineage: Sequence[EpochStart], comparison: Comparison, end_offset: int, leader_epoch: int
 ) -> bool:
     """The leader has lost records of the epoch in which it leads: no election does that.
 
     Its log is another one, or was cut by hand. `leader_epoch` -1: not reported; then False.
     """
-    if not lineage or not isinstance(found, Shared) or found.end_offset >= end_offset:
+    if not lineage or not isinstance(comparison, Shared) or comparison.end_offset >= end_offset:
         return False
     return 0 <= leader_epoch <= lineage[-1].epoch
 

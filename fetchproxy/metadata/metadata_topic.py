@@ -206,11 +206,11 @@ class KafkaMetadataLog:
             raise StorageUnavailable("it was created, but has no leaders yet") from None
 
     async def _check(self, topic: TopicInfo) -> None:
-        found = len(topic.leaders)
-        if found != self._config.topic_partitions:
+        total = len(topic.leaders)
+        if total != self._config.topic_partitions:
             raise ConfigError(
-                f"topic {topic.name} has {found} partitions, but metadata.topic_partitions = "
-                f"{self._config.topic_partitions}: set metadata.topic_partitions={found} if it was "
+                f"topic {topic.name} has {total} partitions, but metadata.topic_partitions = "
+                f"{self._config.topic_partitions}: set metadata.topic_partitions={total} if it was "
                 f"created with that number; if partitions were added later, delete the topic and "
                 f"rebuild it with `fetchproxy restore`"
             )
@@ -230,10 +230,10 @@ def settings_fault(name: str, settings: dict[str, str]) -> str | None:
     }
     if not wrong:
         return None
-    found = ", ".join(f"{key}={value}" for key, value in wrong.items())
+    faulty = ", ".join(f"{key}={value}" for key, value in wrong.items())
     mend = ",".join(f"{key}={SETTINGS[key]}" for key in wrong)
     return (
-        f"topic {name} has {found} and would lose metadata of the archive. Correct it with: "
+        f"topic {name} has {faulty} and would lose metadata of the archive. Correct it with: "
         f"kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config {mend}"
     )
 

@@ -129,12 +129,12 @@ class PartitionView:
         """The first offset of each part that is in no segment and in none of `gaps`, both offsets
         inclusive, from `first` up to the last segment.
         """
-        found, at, end = [], max(first, self.raised_log_start), self.log_end_offset or 0
+        missing, at, end = [], max(first, self.raised_log_start), self.log_end_offset or 0
         for start, last in sorted([*self.segments.bounds(), *gaps]):
             if at < start < end:
-                found.append(at)
+                missing.append(at)
             at = max(at, last + 1)
-        return found
+        return missing
 
     def gaps(self) -> list[tuple[int, int]]:
         """Gaps between segments as (first, last) lost offsets, both inclusive."""

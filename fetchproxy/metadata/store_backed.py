@@ -178,16 +178,18 @@ class StoredPartition:
         """
         self.built_at, self.built, self.objects = began_at, contents, dict(contents)
         self.keys = sorted(contents)
-        found = [content for _, content in contents.values()]
-        self.problems = tuple(c for c in found if isinstance(c, Condition))
-        history = next((c for c in found if isinstance(c, LogHistory)), FIRST_HISTORY)
-        self.table.replace((c for c in found if isinstance(c, RemoteLogSegmentMetadata)), history)
+        documents = [content for _, content in contents.values()]
+        self.problems = tuple(c for c in documents if isinstance(c, Condition))
+        history = next((c for c in documents if isinstance(c, LogHistory)), FIRST_HISTORY)
+        self.table.replace(
+            (c for c in documents if isinstance(c, RemoteLogSegmentMetadata)), history
+        )
         self.puts = {key: put for key, put in self.puts.items() if put[0] >= began_at}
         for _, metadata in self.puts.values():
             self.table.take(metadata)
         self.gaps, self.awaited = gaps, ()
         if gaps is not None:
-            recorded_starts = [c.recorded_from for c in found if isinstance(c, FinishedOffsets)]
+            recorded_starts = [c.recorded_from for c in documents if isinstance(c, FinishedOffsets)]
             view = self.table.view(began_at)
             first = min(recorded_starts, default=view.log_start_offset or 0)
             self.awaited = tuple(view.not_copied(first, gaps))
@@ -251,22 +253,22 @@ class PartitionRead:
         self._log_starts: list[LogStartObject] = []
         self._contents: Contents = {}
 
-    def add(self, found: Standing) -> None:
-        if isinstance(found, LogStartObject):
-            self._log_starts.append(found)
-        elif isinstance(found, ArchiveGapObject):
-            self._gaps.append((found.first, found.last))
-        elif isinstance(found, PastChangedObject):
+    def add(self, standing: Standing) -> None:
+        if isinstance(standing, LogStartObject):
+            self._log_starts.append(standing)
+        elif isinstance(standing, ArchiveGapObject):
+            self._gaps.append((standing.first, standing.last))
+        elif isinstance(standing, PastChangedObject):
             pass  # it counts only if it is read before anything else
-        elif self._of_mirror or not isinstance(found, FinishedOffsetsObject):
-            self._listed.append(found)
+        elif self._of_mirror or not isinstance(standing, FinishedOffsetsObject):
+            self._listed.append(standing)
 
     def begin(self, collected: Collected = NOTHING_COLLECTED) -> list[Readable]:
         """The objects that have to be read. The others are in memory or were collected."""
         partition = self.partition
         partition.log_starts = self._all_log_starts()
-        for found in self._log_starts:
-            partition.table.take(LogStartOffset(self.tp, found.offset, -1, found.after_epoch))
+        for standing in self._log_starts:
+            partition.table.take(LogStartOffset(self.tp, standing.offset, -1, standing.after_epoch))
         waiting: list[Readable] = []
         for entry in self._listed:
             if partition.has_read(entry.stored):
@@ -340,12 +342,12 @@ class EndsRead(PartitionRead):
         self._first_segments = 0
         self._is_continued = False
 
-    def add_last(self, found: Standing) -> None:
-        if isinstance(found, PastChangedObject):
-            self.past = found.stored.version
-        elif isinstance(found, SegmentMetadataObject):
-            self._is_continued |= found.stored.key in self.partition.built
-        self.add(found)
+    def add_last(self, standing: Standing) -> None:
+        if isinstance(standing, PastChangedObject):
+            self.past = standing.stored.version
+        elif isinstance(standing, SegmentMetadataObject):
+            self._is_continued |= standing.stored.key in self.partition.built
+        self.add(standing)
 
     def suffices(self) -> bool:
         """Whether all that may have changed is at the ends. An end without any known segment is
@@ -359,18 +361,18 @@ class EndsRead(PartitionRead):
             and began_at - partition.whole_at < self._limits.whole_listing_interval_ms / 1000
         )
 
-    def add_first(self, found: Standing) -> bool:
+    def add_first(self, standing: Standing) -> bool:
         """False: no more are needed."""
-        if isinstance(found, SegmentMetadataObject):
-            if found.stored.key > self.last_after:
+        if isinstance(standing, SegmentMetadataObject):
+            if standing.stored.key > self.last_after:
                 return False
             self._first_segments += 1
-            self.add(found)
+            self.add(standing)
             if self._first_segments == self._limits.listed_segments:
-                self._first_up_to = found.stored.key
+                self._first_up_to = standing.stored.key
                 return False
-        elif isinstance(found, LogStartObject) and found not in self._log_starts:
-            self.add(found)
+        elif isinstance(standing, LogStartObject) and standing not in self._log_starts:
+            self.add(standing)
         return True
 
     def land(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
@@ -397,7 +399,9 @@ class EndsRead(PartitionRead):
 
     def _all_log_starts(self) -> tuple[LogStartObject, ...]:
         between = range(_offset_in(self._first_up_to) + 1, _offset_in(self.last_after))
-        others = [one for one in self.partition.log_starts if one.offset in between]
+        others = [
+            log_start for log_start in self.partition.log_starts if log_start.offset in between
+        ]
         return *others, *self._log_starts
 
 
@@ -624,7 +628,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         view = partition.view(fresh.read_at)
         self._views.replace(tp, view)
         raised = partition.table.raised
-        lower = [one for one in partition.log_starts if one.offset < raised(one.after_epoch)]
+        lower = [
+            log_start
+            for log_start in partition.log_starts
+            if log_start.offset < raised(log_start.after_epoch)
+        ]
         await delete_log_starts(self._objects, tp, lower)
         return view
 
@@ -753,9 +761,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                     return ends.land(self._views.entries.get(tp))
                 past = ends.past
             read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror, past=past)
-            async for found in self._objects.list_partition(tp):
+            async for standing in self._objects.list_partition(tp):
                 it_came()
-                read.add(found)
+                read.add(standing)
             # After the listing: objects newer than the collected copy are read one by one.
             if self._collected_once is not None and partition.built_at == float("-inf"):
                 collected = await self._collected_once.read(tp.topic_id)
@@ -778,15 +786,15 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         has to be read before the beginning is.
         """
         tp = read.tp
-        async for found in self._objects.list_partition(tp, read.last_after):
+        async for standing in self._objects.list_partition(tp, read.last_after):
             it_came()
-            read.add_last(found)
+            read.add_last(standing)
         if not read.suffices():
             return False
         async with aclosing(self._objects.list_partition(tp)) as firsts:
-            async for found in firsts:
+            async for standing in firsts:
                 it_came()
-                if not read.add_first(found):
+                if not read.add_first(standing):
                     break
         await self._get_listed([read], it_came, NOTHING_COLLECTED)
         return read.suffices()  # still: a doubt may have come meanwhile
@@ -845,14 +853,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._identity.check()
         async with self._while_it_comes(f"metadata of topic {topic_id}") as it_came:
 
-            def take(tp: TopicIdPartition, found: Standing) -> None:
+            def take(tp: TopicIdPartition, standing: Standing) -> None:
                 it_came()
                 read = reads.get(tp)
                 if read is None:
                     read = reads[tp] = PartitionRead(
                         tp, self._partition(tp), began_at, of_mirror=self.of_mirror
                     )
-                read.add(found)
+                read.add(standing)
 
             async with asyncio.TaskGroup() as reading:
                 collected = reading.create_task(self._collected(topic_id))

@@ -327,7 +327,7 @@ class TopicFollower:
         self, partition: _LogPartition, table: PartitionTable, position: int
     ) -> None:
         """Read again the events that a damaged file lost, and keep all of them or none."""
-        found: list[MetadataEvent] = []
+        events: list[MetadataEvent] = []
         while position < partition.position:
             chunk = await self._log.read(partition.number, position)
             for offset, value in chunk.values:
@@ -338,9 +338,9 @@ class TopicFollower:
                 except CorruptSegment:
                     continue  # known as a problem: it was read before
                 if event.topic_id_partition == table.tp and table.apply(event):
-                    found.append(event)
+                    events.append(event)
             position = max(position, chunk.next_offset)
-        self._kept.note(table.tp, found, partition.position)
+        self._kept.note(table.tp, events, partition.position)
 
 
 async def _forget_empty(partition: _LogPartition, is_gone: Callable[[UUID], bool]) -> None:
@@ -524,8 +524,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _is_in_store(self, tp: TopicIdPartition) -> bool:
         operation = f"list of the segments of {tp} in the store"
         async with within(self._read_max_ms / 1000, operation):
-            async for found in self._objects.list_partition(tp):
-                if isinstance(found, SegmentMetadataObject):
+            async for standing in self._objects.list_partition(tp):
+                if isinstance(standing, SegmentMetadataObject):
                     return True
         return False
 

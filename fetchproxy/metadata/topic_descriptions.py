@@ -30,12 +30,12 @@ class TopicDescriptions:
         """One listing. An object that cannot be read is logged and left out. Raises
         RemoteStorageError.
         """
-        listed = [found async for found in self._objects.list_topic_descriptions()]
+        listed = [stored async for stored in self._objects.list_topic_descriptions()]
         known = self._read
         self._read = {
-            found.key: known[found.key]
-            for found in listed
-            if known.get(found.key, ("", None))[0] == found.version
+            stored.key: known[stored.key]
+            for stored in listed
+            if known.get(stored.key, ("", None))[0] == stored.version
         }
 
         async def read(key: str, version: str) -> None:
@@ -48,7 +48,7 @@ class TopicDescriptions:
                 log.warning("topic_description_unreadable", key=key, error=str(error))
                 self._read[key] = version, None
 
-        new = [found for found in listed if found.key not in self._read]
+        new = [stored for stored in listed if stored.key not in self._read]
         await for_each(new, lambda found: read(found.key, found.version), _READ_AT_ONCE)
         descriptions = [
             description for _, description in self._read.values() if description is not None

@@ -571,10 +571,10 @@ class Health:
 
     def keep(self, kind: str, conditions: Iterable[Condition]) -> None:
         """Replaces all conditions of the kind by these."""
-        found = {one.subject: one for one in conditions}
-        for gone in self._reported.get(kind, {}).keys() - found.keys():
+        by_subject = {condition.subject: condition for condition in conditions}
+        for gone in self._reported.get(kind, {}).keys() - by_subject.keys():
             self.clear(kind, gone)
-        for one in found.values():
+        for one in by_subject.values():
             self.report(one)
 
     def watch(self, source: Source) -> None:
@@ -645,20 +645,20 @@ def condition_order(one: Condition) -> _Place:
 
 
 def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:
-    found: dict[str, Condition] = {}
-    for one in conditions:
-        found.setdefault(one.kind, one)
-    return list(found.values())
+    by_kind: dict[str, Condition] = {}
+    for condition in conditions:
+        by_kind.setdefault(condition.kind, condition)
+    return list(by_kind.values())
 
 
 def counts(conditions: Iterable[Condition]) -> Counter[str]:
     """By kind."""
-    return Counter(one.kind for one in conditions)
+    return Counter(condition.kind for condition in conditions)
 
 
 def headlines(conditions: Sequence[Condition]) -> tuple[str, ...]:
     """One sentence for each kind on which somebody has to act, and how many more there are."""
-    waiting = [one for one in conditions if one.meaning.waits]
+    waiting = [condition for condition in conditions if condition.meaning.waits]
     number = counts(waiting)
     return tuple(
         one.what + (f" (and {number[one.kind] - 1} more)" if number[one.kind] > 1 else "")
@@ -668,15 +668,15 @@ def headlines(conditions: Sequence[Condition]) -> tuple[str, ...]:
 
 def missing(conditions: Iterable[Condition]) -> tuple[str, ...]:
     """What the process lacks to be ready; empty: it is ready."""
-    return tuple(one.missing for one in conditions if one.missing)
+    return tuple(condition.missing for condition in conditions if condition.missing)
 
 
 def publish_gauges(conditions: Iterable[Condition]) -> None:
     number: Counter[str] = Counter()
     offsets: Counter[str] = Counter()
-    for one in conditions:
-        number[one.kind] += 1
-        offsets[one.kind] += one.offsets
+    for condition in conditions:
+        number[condition.kind] += 1
+        offsets[condition.kind] += condition.offsets
     for kind in [*MEANINGS, *(number.keys() - MEANINGS.keys())]:
         CONDITIONS.labels(kind, MEANINGS.get(kind, _NEWER).level).set(number[kind])
         CONDITION_OFFSETS.labels(kind).set(offsets[kind])

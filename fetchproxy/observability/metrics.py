@@ -93,9 +93,9 @@ class TalliedCounter(Counter):
     _tallies: tuple[tuple[Counter, Tally], ...] = ()
 
     def tally(self, **labels: str) -> Tally:
-        found = Tally()
-        self._tallies = (*self._tallies, (self.labels(**labels) if labels else self, found))
-        return found
+        tallied = Tally()
+        self._tallies = (*self._tallies, (self.labels(**labels) if labels else self, tallied))
+        return tallied
 
     def collect(self) -> Iterable[Metric]:
         with _TAKING_OVER:
@@ -108,11 +108,11 @@ class TalliedCounter(Counter):
 
 def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ()) -> Counter:
     """`values` of its one label start at 0, as `increase()` would miss a first count otherwise."""
-    found = Counter(name, help_text, labels, registry=REGISTRY)
+    metric = Counter(name, help_text, labels, registry=REGISTRY)
     for value in values:
-        found.labels(value)
-    _declare(found, labels)
-    return found
+        metric.labels(value)
+    _declare(metric, labels)
+    return metric
 
 
 def gauge(
@@ -122,15 +122,15 @@ def gauge(
     of_topic: Callable[[Iterable[float]], float] = sum,
 ) -> Gauge:
     """`of_topic`: the value for a topic, from those of its partitions."""
-    found = Gauge(name, help_text, labels, registry=REGISTRY)
-    _declare(found, labels, of_topic)
-    return found
+    metric = Gauge(name, help_text, labels, registry=REGISTRY)
+    _declare(metric, labels, of_topic)
+    return metric
 
 
 def histogram(name: str, help_text: str, *labels: str, buckets: Sequence[float]) -> Histogram:
-    found = Histogram(name, help_text, labels, registry=REGISTRY, buckets=buckets)
-    _declare(found, labels)
-    return found
+    metric = Histogram(name, help_text, labels, registry=REGISTRY, buckets=buckets)
+    _declare(metric, labels)
+    return metric
 
 
 def _declare(

@@ -98,7 +98,7 @@ class DiskCacheFiles:
 
     def scan(self) -> list[CachedChunk]:
         """The chunks there, the longest unused first. Removes unfinished files. Raises OSError."""
-        found: list[tuple[int, CachedChunk]] = []
+        chunks: list[tuple[int, CachedChunk]] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 chunk = parse_name(entry.name)
@@ -108,11 +108,11 @@ class DiskCacheFiles:
                     continue
                 status = entry.stat(follow_symlinks=False)
                 if status.st_size == chunk.file_bytes:
-                    found.append((status.st_mtime_ns, chunk))
+                    chunks.append((status.st_mtime_ns, chunk))
                 else:
                     os.unlink(entry.path)
-        found.sort(key=lambda item: item[0])
-        return [chunk for _, chunk in found]
+        chunks.sort(key=lambda item: item[0])
+        return [chunk for _, chunk in chunks]
 
     def read(self, chunk: CachedChunk) -> bytes:
         """The chunk's bytes, as they were written. Raises DamagedFile, OSError."""
@@ -194,15 +194,15 @@ class DiskCache:
         key = "remote_fetch.disk_cache_dir"
         self._lock = await asyncio.to_thread(take_folder, self._folder, key)
         try:
-            found = await asyncio.to_thread(self._disk.scan)
+            chunks = await asyncio.to_thread(self._disk.scan)
         except OSError as error:
             self._lock.close()
             raise ConfigError(f"{key} = {self._folder}: {error.strerror}") from error
         self._readers = ThreadPoolExecutor(_READ_THREADS, "disk-cache-read")
         self._writer = ThreadPoolExecutor(1, "disk-cache-write")
         self._closed = False
-        self._files = OrderedDict.fromkeys(found)
-        self._take(sum(chunk.file_bytes for chunk in found))
+        self._files = OrderedDict.fromkeys(chunks)
+        self._take(sum(chunk.file_bytes for chunk in chunks))
         self._remove(self._make_room(0))
         return self
 

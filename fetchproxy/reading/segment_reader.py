@@ -187,14 +187,14 @@ class ArchiveMemory:
 
     def layout(self, segment: int) -> SegmentLayout | None:
         try:
-            found = self._indexes[segment]
+            known_layout = self._indexes[segment]
         except KeyError:
             return None
-        return found if isinstance(found, SegmentLayout) else None
+        return known_layout if isinstance(known_layout, SegmentLayout) else None
 
     def aborted(self, segment: int) -> tuple[AbortedTxn, ...] | None:
-        found = self._indexes.get(("txn", segment))
-        return found if isinstance(found, tuple) else None
+        aborted_txns = self._indexes.get(("txn", segment))
+        return aborted_txns if isinstance(aborted_txns, tuple) else None
 
     def keep(
         self, need: NeedLayout | NeedAborted, value: SegmentLayout | tuple[AbortedTxn, ...]
@@ -204,13 +204,13 @@ class ArchiveMemory:
 
     def damage(self, need: Need, now: float) -> CorruptSegment | None:
         """The damage that rules out loading `need`. None: it may be loaded (again)."""
-        found = self.damaged.get(need.key)
-        if found is None:
+        damage_error = self.damaged.get(need.key)
+        if damage_error is None:
             return None
-        if now >= found[1]:
+        if now >= damage_error[1]:
             del self.damaged[need.key]
             return None
-        return found[0]
+        return damage_error[0]
 
 
 def _index_bytes(value: SegmentLayout | tuple[AbortedTxn, ...]) -> int:
@@ -435,7 +435,7 @@ class SegmentReader:
         Each segment lists all transactions that overlap it, so the segments that were read are
         enough. If two segments list a transaction, the later segment has its end.
         """
-        found: dict[tuple[int, int], AbortedTxn] = {}
+        transactions: dict[tuple[int, int], AbortedTxn] = {}
         last = result.next_offset - 1
         segments = {place.key[0]: place.metadata for place, _ in result.chunks}
         for segment, metadata in segments.items():
@@ -449,12 +449,12 @@ class SegmentReader:
                 entry = entries[i]
                 if entry.first_offset <= last:
                     key = (entry.producer_id, entry.first_offset)
-                    known = found.get(key)
+                    known = transactions.get(key)
                     if known is None or known.last_offset < entry.last_offset:
-                        found[key] = entry
+                        transactions[key] = entry
                 if entry.last_stable_offset > last:
                     break
-        return tuple(sorted(found.values()))
+        return tuple(sorted(transactions.values()))
 
 
 def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:

@@ -129,10 +129,10 @@ class TimestampLookup:
             header = next((h for h in walk(chunk.view) if _may_have(h, target)), None)
         if header is None:
             return None
-        _, found = _search_short(chunk, header, need, target)
-        if found is not None:
-            self._found[target] = found
-        return found
+        _, record = _search_short(chunk, header, need, target)
+        if record is not None:
+            self._found[target] = record
+        return record
 
     async def _search(
         self, tp: TopicIdPartition, timestamp_ms: int, client: Hashable
@@ -146,9 +146,9 @@ class TimestampLookup:
         while view is not None and index is not None:
             metadata = view.segments[index]
             from_offset = max(metadata.start_offset, view.raised_log_start)
-            found = await self._search_segment(metadata, timestamp_ms, from_offset, client)
-            if found is not None:
-                return found
+            record = await self._search_segment(metadata, timestamp_ms, from_offset, client)
+            if record is not None:
+                return record
             index = view.index_at_or_after_timestamp(timestamp_ms, index + 1)
         return None
 
@@ -166,10 +166,10 @@ class TimestampLookup:
             number = layout.first_chunk_with_timestamp(timestamp_ms, number)
             if number is None or layout.first_offsets[number] > metadata.end_offset:
                 break
-            found = await self._search_at(NeedChunk(metadata, layout, number), target, client)
-            if found is not None:
-                self._found[target] = found
-                return found
+            record = await self._search_at(NeedChunk(metadata, layout, number), target, client)
+            if record is not None:
+                self._found[target] = record
+                return record
             number += 1  # all its records with such a timestamp lie below `from_offset`
         return None
 
@@ -183,10 +183,10 @@ class TimestampLookup:
             header = await self._next_batch(chunk, position, need, target)
             if header is None:
                 return None
-            found: FoundRecord | None
-            if (found := self._found.get(target)) is not None:  # by another client meanwhile
-                return found
-            is_searched, found = _search_short(chunk, header, need, target)
+            record: FoundRecord | None
+            if (record := self._found.get(target)) is not None:  # by another client meanwhile
+                return record
+            is_searched, record = _search_short(chunk, header, need, target)
             if not is_searched:
                 work = _search(chunk, header, target).work
                 # What waits keeps its chunk only if the cache has dropped it once.
@@ -194,10 +194,10 @@ class TimestampLookup:
                 async with self.turns.turn(client, work):
                     still = chunk_kept or self._memory.chunks.find(need.key)
                     if is_searched := still is not None:
-                        found = await self._search_long(still, header, need, target)
+                        record = await self._search_long(still, header, need, target)
                     del still
-            if found is not None:
-                return found
+            if record is not None:
+                return record
             if is_searched:
                 position, chunk_kept = header.end, None
             else:

@@ -170,7 +170,9 @@ class ArchiveReading:
         max_s = self._options.plan_max_ms / 1000
         descriptions = await with_retries("what describes topics", self._topics.refresh, max_s)
         return frozenset(
-            (one.topic, number) for one in descriptions.values() for number in range(one.partitions)
+            (description.topic, number)
+            for description in descriptions.values()
+            for number in range(description.partitions)
         )
 
     def _cached_views(self, cache_dir: str) -> Views:
@@ -334,9 +336,9 @@ class ArchiveReading:
         while index is not None:
             segment = view.segments[index]
             from_offset = max(segment.start_offset, view.raised_log_start)
-            found = await self._first_in_segment(segment, timestamp_ms, from_offset)
-            if found is not None:
-                return found
+            first_offset = await self._first_in_segment(segment, timestamp_ms, from_offset)
+            if first_offset is not None:
+                return first_offset
             index = view.index_at_or_after_timestamp(timestamp_ms, index + 1)
         return None
 
@@ -362,11 +364,11 @@ class ArchiveReading:
                 hits = (
                     first_record_at_or_after(data, h, timestamp_ms, from_offset) for h in walk(data)
                 )
-                found = next((hit[0] for hit in hits if hit is not None), None)
+                first_offset = next((hit[0] for hit in hits if hit is not None), None)
             except WireError as error:
                 raise CorruptSegment(f"{key}, byte {span.position} ff.: {error}") from error
-            if found is not None:
-                return found if found <= segment.end_offset else None
+            if first_offset is not None:
+                return first_offset if first_offset <= segment.end_offset else None
         return None
 
 

@@ -125,7 +125,7 @@ class KafkaAdmin:
         for name in names:
             description = _result_of(f"topic {name!r}", values[name].get)
             ids[name] = description.topicId().toString()
-            numbers = {each.partition() for each in description.partitions()}
+            numbers = {partition.partition() for partition in description.partitions()}
             missing = sorted((chosen.assigned or {}).get(name, frozenset()) - numbers)
             if missing:
                 raise ConfigError(
@@ -140,8 +140,8 @@ class KafkaAdmin:
         specs = self._jvm.java.util.HashMap()
         for partition in made.values():
             specs.put(partition, spec)
-        found = _result_of("the first offsets", self._client.listOffsets(specs).all().get)
-        return {place: found.get(partition).offset() for place, partition in made.items()}
+        first_offsets = _result_of("the first offsets", self._client.listOffsets(specs).all().get)
+        return {place: first_offsets.get(partition).offset() for place, partition in made.items()}
 
 
 def _result_of(operation: str, ask: Callable[[], T]) -> T:
@@ -183,8 +183,8 @@ def archive_then_live(
     with closing(KafkaAdmin(spark, options)) as admin:
         ids, places = admin.topics(parsed.topics)
         if tier_boundary is None:
-            found = find_tier_boundary(ids, admin.earliest(places), parsed)
-            tier_boundary = found if file is None else file.keep(found)
+            boundary = find_tier_boundary(ids, admin.earliest(places), parsed)
+            tier_boundary = boundary if file is None else file.keep(boundary)
     history, live = halves(tier_boundary, parsed.starting, parsed.ending)
     live_only = [f"{topic}-{partition}" for topic, partition in sorted(tier_boundary.live)]
     log.info("archive_then_live", archived=len(history), read_live_alone=live_only)

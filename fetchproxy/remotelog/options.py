@@ -387,18 +387,18 @@ def _bound(options: _Given, side: str, default: BoundKind, *, streaming: bool) -
         if text == useless and not streaming:
             raise ConfigError(f"remotelog: {offsets} cannot be {text!r} in a batch query")
         return Bound(BoundKind(text))
-    found = _by_partition(offsets, options.json(offsets))
+    bounds = _by_partition(offsets, options.json(offsets))
     useless_offset = LATEST if side == "starting" else EARLIEST
-    if not streaming and useless_offset in found.values():
+    if not streaming and useless_offset in bounds.values():
         raise ConfigError(f"remotelog: {offsets} cannot be {useless_offset} in a batch query")
-    return Bound(BoundKind.OFFSETS, found)
+    return Bound(BoundKind.OFFSETS, bounds)
 
 
 def _by_partition(name: str, document: Any) -> dict[ArchiveLocation, int]:
     try:
-        found = by_place(document)
+        offsets = by_place(document)
     except (AttributeError, TypeError, ValueError):
         raise ConfigError(f'remotelog: {name} is not like {{"topic": {{"0": 23}}}}') from None
-    if any(value < EARLIEST for value in found.values()):
+    if any(value < EARLIEST for value in offsets.values()):
         raise ConfigError(f"remotelog: {name} has a number below {EARLIEST}")
-    return found
+    return offsets

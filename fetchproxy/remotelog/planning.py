@@ -66,7 +66,7 @@ async def holes_of(
     `views_of_store` False: the views may be older than the store, as with cache files. Then holes
     above the views' ends are left out. Raises RemoteStorageError.
     """
-    found: dict[TopicIdPartition, str] = {}
+    hole_by_tp: dict[TopicIdPartition, str] = {}
 
     async def look(one: Selection) -> None:
         view, (start, end) = one
@@ -75,14 +75,14 @@ async def holes_of(
             try:
                 holes = _clipped(await _holes(storage, view, views_of_store), offsets)
             except ObjectFailing as error:  # what it would tell is not known
-                found[view.tp] = str(error)
+                hole_by_tp[view.tp] = str(error)
                 return
             in_words = _in_words(holes, view, offsets, problems(view.tp))
             if in_words is not None:
-                found[view.tp] = in_words
+                hole_by_tp[view.tp] = in_words
 
     await for_each(selections, look, _PARTITIONS_AT_ONCE)
-    return found
+    return hole_by_tp
 
 
 def _in_words(
@@ -132,9 +132,9 @@ async def _holes(storage: RemoteStorage, view: PartitionView, of_store: bool) ->
         log_start_offset=view.raised_log_start,
         newest_epoch=view.segments[-1].last_epoch if view.segments else -1,
     )
-    found = missing_offsets(coverage, finished_offsets, ())
-    if found == NotHeld():
-        return found
+    missing = missing_offsets(coverage, finished_offsets, ())
+    if missing == NotHeld():
+        return missing
     if not of_store:
         gaps = [gap async for gap in objects.list_archive_gaps(view.tp)]
         end = view.log_end_offset or 0
@@ -144,12 +144,12 @@ async def _holes(storage: RemoteStorage, view: PartitionView, of_store: bool) ->
         return (await look_at_offsets(objects, rlmm, view.tp)).found
 
 
-def _clipped(found: NotHeld, offsets: Offsets) -> NotHeld:
+def _clipped(not_held: NotHeld, offsets: Offsets) -> NotHeld:
     def clipped(holes: Iterable[Offsets]) -> tuple[Offsets, ...]:
         shared = ((max(first, offsets[0]), min(last, offsets[1])) for first, last in holes)
         return tuple((first, last) for first, last in shared if first <= last)
 
-    return NotHeld(clipped(found.missing), clipped(found.gaps), clipped(found.not_known))
+    return NotHeld(clipped(not_held.missing), clipped(not_held.gaps), clipped(not_held.not_known))
 
 
 class SegmentPart(NamedTuple):
@@ -217,7 +217,9 @@ def plan_tasks(
     bytes to the segment's index borders. Neighbours get the same border, so each batch is in one
     piece.
     """
-    ordered = sorted(selections, key=lambda one: (one[0].tp.topic, one[0].tp.partition))
+    ordered = sorted(
+        selections, key=lambda selection: (selection[0].tp.topic, selection[0].tp.partition)
+    )
     if partitions_min:
         wholes = (part for view, span in ordered for part in parts_of(view, span))
         total = sum(part.segment.segment_size_bytes for part in wholes)
@@ -302,7 +304,7 @@ def segments_with(view: PartitionView, span: OffsetSpan) -> Iterator[tuple[Segme
     for segment, end_offset in view.segments.refs(view.segments.index_at_or_after(at)):
         if segment.start_offset >= span.end:
             return
-        found = OffsetSpan(max(segment.start_offset, at), min(end_offset + 1, span.end))
-        if found.start < found.end:
-            yield segment, found
-            at = found.end
+        overlap = OffsetSpan(max(segment.start_offset, at), min(end_offset + 1, span.end))
+        if overlap.start < overlap.end:
+            yield segment, overlap
+            at = overlap.end

@@ -104,10 +104,10 @@ async def read_elsewhere(
             process.stdin.write(pickle.dumps(batch))
             await process.stdin.drain()
             (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-            found = pickle.loads(await process.stdout.readexactly(length))
-            if isinstance(found, FetchProxyError):
-                raise found
-            for tp, view in found.items():
+            read_views = pickle.loads(await process.stdout.readexactly(length))
+            if isinstance(read_views, FetchProxyError):
+                raise read_views
+            for tp, view in read_views.items():
                 if isinstance(view, PartitionView):
                     views[tp] = view
                 elif failing is None:
@@ -138,8 +138,8 @@ async def _respond(responses: BinaryIO) -> None:
             while True:
                 tps = pickle.load(sys.stdin.buffer)
                 with each_object_alone() if archive_only else nullcontext():
-                    found = await _read(rlmm, tps, options.plan_max_ms / 1000)
-                content = pickle.dumps(found)
+                    views = await _read(rlmm, tps, options.plan_max_ms / 1000)
+                content = pickle.dumps(views)
                 responses.write(_LENGTH.pack(len(content)) + content)
                 responses.flush()
 

@@ -53,7 +53,7 @@ class PushedFilters:
 
     def push(self, filters: Iterable[Any]) -> list[Any]:
         """Takes the filters that it can apply and returns the rest. All filters hold together."""
-        return [each for each in filters if not self._take(each)]
+        return [filter_ for filter_ in filters if not self._take(filter_)]
 
     def takes_partition(self, topic: str, partition: int) -> bool:
         return (

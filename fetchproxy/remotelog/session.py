@@ -106,11 +106,11 @@ def check_master(master: str) -> None:
 
 
 def _place(master: str, text: str, port: int | None) -> tuple[str, int]:
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?", text)
-    number = None if found is None else (int(found.group(2)) if found.group(2) else port)
-    if found is None or number is None or number > 65_535:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?", text)
+    number = None if match is None else (int(match.group(2)) if match.group(2) else port)
+    if match is None or number is None or number > 65_535:
         raise ConfigError(f"Spark's master {master!r}: {text!r} is not HOST:PORT")
-    return found.group(1).strip("[]"), number
+    return match.group(1).strip("[]"), number
 
 
 def session_settings(

@@ -142,9 +142,9 @@ def too_large_for(options: SourceOptions) -> str:
 
 def _fetched_ahead(ranges: Iterator[_Range]) -> Iterator[_Range]:
     under_way: deque[_Range] = deque()
-    for each in ranges:
-        under_way.append(each)
-        large = each.span.length > LARGE_RANGE_BYTES
+    for range_ in ranges:
+        under_way.append(range_)
+        large = range_.span.length > LARGE_RANGE_BYTES
         while len(under_way) > (0 if large else RANGES_AHEAD_MAX):
             yield under_way.popleft()
     yield from under_way
@@ -221,14 +221,14 @@ class _TaskReading:
         key = self._key
         tp = self._task.tp
         view = self._begin(f"the metadata of {tp}", partial(view_now, self._storage, tp)).result()
-        found = list(parts_of(view, OffsetSpan(first, end)))
-        if any(other.segment.raw_id in self._missing_segments for other in found):
-            found = []  # it was not replaced: its object is missing
-        elif found and not part.is_whole and (first, end) == (part.offset_from, part.offset_end):
+        parts = list(parts_of(view, OffsetSpan(first, end)))
+        if any(other.segment.raw_id in self._missing_segments for other in parts):
+            parts = []  # it was not replaced: its object is missing
+        elif parts and not part.is_whole and (first, end) == (part.offset_from, part.offset_end):
             raise ObjectNotFound(
                 f"{error}: since this was planned, another segment has replaced it; run it again"
             )
-        for other in found:
+        for other in parts:
             self._not_there(error, key, first, other.offset_from)
             yield other
             first = other.offset_end

@@ -137,12 +137,12 @@ async def chosen(
     items: Iterable[T], predicate: Callable[[T], bool], at_once: int = ITEMS_AT_ONCE
 ) -> list[T]:
     """The items for which `predicate` is true, tested `at_once` at a time."""
-    found: list[T] = []
+    kept_items: list[T] = []
     for piece in pieces(items, at_once):
-        found += [item for item in piece if predicate(item)]
+        kept_items += [item for item in piece if predicate(item)]
         if len(piece) == at_once:
             await a_turn()
-    return found
+    return kept_items
 
 
 async def forget(table: MutableMapping[T, Any], is_gone: Callable[[T], bool]) -> None:
@@ -156,12 +156,12 @@ async def forget(table: MutableMapping[T, Any], is_gone: Callable[[T], bool]) ->
 
 async def collected(items: Iterable[T]) -> list[T]:
     """All items of an iterator, taken ITEMS_AT_ONCE at a time."""
-    found: list[T] = []
+    result: list[T] = []
     for piece in pieces(items):
-        found += piece
+        result += piece
         if len(piece) == ITEMS_AT_ONCE:
             await a_turn()
-    return found
+    return result
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:

@@ -49,10 +49,10 @@ class FairQueue(Generic[T]):
 
     def join(self, item: T, client: Hashable) -> None:
         """`client` waits for `item` too. The item goes at the first turn of any of its clients."""
-        found = self._items.get(item)
-        if found is None or client in found[1]:
+        entry = self._items.get(item)
+        if entry is None or client in entry[1]:
             return
-        found[1].append(client)
+        entry[1].append(client)
         line = self._lines.get(client)
         if line is None:
             line = self._lines[client] = deque()
@@ -85,10 +85,10 @@ class FairQueue(Generic[T]):
 
     def remove(self, item: T) -> bool:
         """False: `item` is not in the queue."""
-        found = self._items.pop(item, None)
-        if found is None:
+        entry = self._items.pop(item, None)
+        if entry is None:
             return False
-        for client in found[1]:
+        for client in entry[1]:
             line = self._lines[client]
             if self._has_turn and client == self._turn and line[0] is item:
                 self._has_turn = False

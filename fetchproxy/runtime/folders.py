@@ -82,10 +82,10 @@ def take_folder(folder: Path, config_key: str) -> IO[bytes]:
 def stamp_of(file: Path) -> Stamp:
     """Follows symbolic links, because Kubernetes swaps a secret by a link. Blocks for the disk."""
     try:
-        found = file.stat()
+        stat = file.stat()
     except OSError:
         return None
-    return found.st_ctime_ns, found.st_size, found.st_ino
+    return stat.st_ctime_ns, stat.st_size, stat.st_ino
 
 
 class WatchedFile:
@@ -118,8 +118,8 @@ class WatchedFile:
         if not look.done():
             return None
         self._look = None
-        self._seen, found = look.result()
-        return cast("T | None", found)
+        self._seen, newest_stamp = look.result()
+        return cast("T | None", newest_stamp)
 
     def _looked(self, path: Path, read: Callable[[], T]) -> tuple[Stamp, T | None]:
         stamp = stamp_of(path)

@@ -77,8 +77,8 @@ def listed_aborted(txns: Iterable[tuple[int, int, int]], last: int) -> tuple[Abo
     """
     entries: list[AbortedTxn] = []
     undecided = last + 1  # lowest first offset of the transactions that end later
-    found = sorted((min(marker, last), first, producer) for marker, first, producer in txns)
-    for last_offset, first_offset, producer_id in reversed(found):
+    ordered = sorted((min(marker, last), first, producer) for marker, first, producer in txns)
+    for last_offset, first_offset, producer_id in reversed(ordered):
         if first_offset <= last:
             stable = min(last_offset + 1, undecided)
             entries.append(AbortedTxn(first_offset, last_offset, producer_id, stable))

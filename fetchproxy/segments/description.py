@@ -299,10 +299,10 @@ def decode_finished_offsets(raw: bytes, key: str, tp: TopicIdPartition) -> Finis
         if fields.partition() != tp:
             raise CorruptSegment(f"it is of {fields.partition()}")
         values = {name: fields.integer(name, *of) for name, of in _FINISHED_FIELDS.items()}
-        found = FinishedOffsets(tp, **values)
-        if fields.text("crc32c") != _checksum(found):
+        finished_offsets = FinishedOffsets(tp, **values)
+        if fields.text("crc32c") != _checksum(finished_offsets):
             raise CorruptSegment("its checksum does not match")
-        return found
+        return finished_offsets
 
     return decode_document(raw, key, FINISHED_OFFSETS_VERSION, read)
 

@@ -52,10 +52,10 @@ def decode_document(raw: bytes, key: str, version: int, read: Callable[[JsonFiel
         raise CorruptSegment(f"{key}: not JSON: {error}") from None
     try:
         fields = JsonFields(document)
-        found = fields.integer("version", 1, INT32_LIMIT)
-        if found > version:
+        document_version = fields.integer("version", 1, INT32_LIMIT)
+        if document_version > version:
             raise NewerMetadataVersion(
-                f"metadata version {found} was written by a newer fetchproxy, "
+                f"metadata version {document_version} was written by a newer fetchproxy, "
                 f"this one reads up to version {version}"
             )
         return read(fields)
@@ -148,10 +148,10 @@ class JsonFields:
         return value
 
     def uuids(self, name: str) -> list[UUID]:
-        found = [parse_uuid(text) for text in self._list(name, str, "Kafka Uuids")]
-        if None in found:
+        parsed_uuids = [parse_uuid(text) for text in self._list(name, str, "Kafka Uuids")]
+        if None in parsed_uuids:
             raise CorruptSegment(f"field {name} is not a list of Kafka Uuids")
-        return [value for value in found if value is not None]
+        return [value for value in parsed_uuids if value is not None]
 
     def objects(self, name: str) -> list[JsonFields]:
         return [JsonFields(entry) for entry in self._typed(name, list, "not a list")]

@@ -28,20 +28,20 @@ def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
     The first entry starts with the segment. It also counts below its start, as the segment's first
     batch may begin there.
     """
-    found = epochs[0].epoch if epochs else NOT_COUNTED
+    epoch = epochs[0].epoch if epochs else NOT_COUNTED
     for entry in epochs:
         if entry.start_offset <= offset:
-            found = entry.epoch
-    return found
+            epoch = entry.epoch
+    return epoch
 
 
 def rising(epochs: Iterable[EpochStart]) -> tuple[EpochStart, ...]:
     """Those that count, each once, as in Kafka's cache."""
-    found: list[EpochStart] = []
+    rising_epochs: list[EpochStart] = []
     for entry in epochs:
-        if entry.epoch > (found[-1].epoch if found else NOT_COUNTED):
-            found.append(entry)
-    return tuple(found)
+        if entry.epoch > (rising_epochs[-1].epoch if rising_epochs else NOT_COUNTED):
+            rising_epochs.append(entry)
+    return tuple(rising_epochs)
 
 
 def are_those_of(log: Sequence[EpochStart], recorded: Sequence[EpochStart]) -> bool:

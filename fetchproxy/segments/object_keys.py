@@ -226,10 +226,10 @@ def log_start_key(prefix: str, tp: TopicIdPartition, offset: int, after_epoch: i
 
 def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
     """The offset and `after_epoch` in a key from `log_start_key`."""
-    found = _LOG_START.fullmatch(_name_in_partition(prefix, key))
-    if found is None:
+    match = _LOG_START.fullmatch(_name_in_partition(prefix, key))
+    if match is None:
         return None
-    offset, after_epoch = int(found[1]), int(found[2] or -1)
+    offset, after_epoch = int(match[1]), int(match[2] or -1)
     return (offset, after_epoch) if offset <= _OFFSET_MAX and after_epoch <= _EPOCH_MAX else None
 
 
@@ -256,10 +256,10 @@ def archive_gap_key(prefix: str, tp: TopicIdPartition, first: int, last: int) ->
 
 
 def parse_archive_gap_key(prefix: str, key: str) -> tuple[int, int] | None:
-    found = _GAP.fullmatch(_name_in_partition(prefix, key))
-    if found is None:
+    match = _GAP.fullmatch(_name_in_partition(prefix, key))
+    if match is None:
         return None
-    first, last = int(found[1]), int(found[2])
+    first, last = int(match[1]), int(match[2])
     return (first, last) if first <= last <= _OFFSET_MAX else None
 
 
@@ -408,14 +408,14 @@ def _name_in_partition(prefix: str, key: str) -> str:
 
 def parse_segment_key(prefix: str, key: str) -> SegmentKey | None:
     folder, slash, name = key.rpartition("/")
-    found = _SEGMENT.fullmatch(name)
-    tp = None if found is None else parse_partition_folder(prefix, folder + slash)
-    if found is None or tp is None:
+    match = _SEGMENT.fullmatch(name)
+    tp = None if match is None else parse_partition_folder(prefix, folder + slash)
+    if match is None or tp is None:
         return None
-    offset, segment_id = int(found[1]), parse_uuid(found[2])
+    offset, segment_id = int(match[1]), parse_uuid(match[2])
     if segment_id is None or offset > _OFFSET_MAX:
         return None
-    return SegmentKey(RemoteLogSegmentId(tp, segment_id), offset, SegmentFile(found[3]))
+    return SegmentKey(RemoteLogSegmentId(tp, segment_id), offset, SegmentFile(match[3]))
 
 
 def layout_text(version: int = LAYOUT_VERSION) -> bytes:

@@ -137,9 +137,9 @@ def _checked_length(raw: Buffer, at: int) -> int:
         raise CorruptSegment(f"magic {magic}, not {_MAGIC}")
     if length < FIXED_BYTES or length > left:
         raise CorruptSegment(f"length {length}, {left} bytes are left")
-    found = crc32c(memoryview(raw)[at + HEAD.size : at + length])
-    if found != crc:
-        raise CorruptSegment(f"checksum {found:#010x}, stored {crc:#010x}")
+    computed_crc = crc32c(memoryview(raw)[at + HEAD.size : at + length])
+    if computed_crc != crc:
+        raise CorruptSegment(f"checksum {computed_crc:#010x}, stored {crc:#010x}")
     return int(length)
 
 

@@ -69,13 +69,13 @@ def decode_aborted(raw: bytes) -> tuple[AbortedTxn, ...]:
 
 def merged_aborted(segments: Iterable[Iterable[AbortedTxn]]) -> tuple[AbortedTxn, ...]:
     """The entries of several segments as one segment would list them, by last offset."""
-    found: dict[tuple[int, int], AbortedTxn] = {}
+    transactions: dict[tuple[int, int], AbortedTxn] = {}
     for entries in segments:
         for entry in entries:
-            known = found.get((entry.producer_id, entry.first_offset))
+            known = transactions.get((entry.producer_id, entry.first_offset))
             if known is None or entry.last_offset > known.last_offset:
-                found[(entry.producer_id, entry.first_offset)] = entry
-    return tuple(sorted(found.values(), key=lambda entry: entry.last_offset))
+                transactions[(entry.producer_id, entry.first_offset)] = entry
+    return tuple(sorted(transactions.values(), key=lambda entry: entry.last_offset))
 
 
 def aborted_in(entries: Iterable[AbortedTxn], first: int, last: int) -> tuple[AbortedTxn, ...]:
@@ -207,7 +207,7 @@ def snapshot_fault(raw: bytes) -> str:
     if len(raw) < _SNAPSHOT_HEAD.size:
         return f"producer snapshot of {len(raw)} bytes has no head"
     _, entry_count = _SNAPSHOT_HEAD.unpack_from(raw)
-    found = crc32c(raw[_SNAPSHOT_HEAD.size :])
-    if found != entry_count:
-        return f"producer snapshot has checksum {found:#010x}, states {entry_count:#010x}"
+    computed_crc = crc32c(raw[_SNAPSHOT_HEAD.size :])
+    if computed_crc != entry_count:
+        return f"producer snapshot has checksum {computed_crc:#010x}, states {entry_count:#010x}"
     return ""

@@ -133,12 +133,12 @@ class SeenLog:
         return tuple(e for e in self.lineage if e.start_offset < metadata.start_offset)
 
     def note_lineage(
-        self, metadata: RemoteLogSegmentMetadata, found: tuple[EpochStart, ...] | None
+        self, metadata: RemoteLogSegmentMetadata, lineage: tuple[EpochStart, ...] | None
     ) -> None:
         if metadata.end_offset >= self.lineage_end:
             self.lineage_end = metadata.end_offset
-            self.lineage = found and tuple(
-                e for e in found if e.start_offset <= metadata.end_offset
+            self.lineage = lineage and tuple(
+                e for e in lineage if e.start_offset <= metadata.end_offset
             )
 
 

@@ -247,7 +247,7 @@ class ConsumerPace:
             self._turn_s += (silence - self._turn_s) / 8
             self._grow(now)
         else:
-            others = [one for one in others if one[0] >= self._cycle.begun_at]
+            others = [other for other in others if other[0] >= self._cycle.begun_at]
             for at, given in sorted([(responded_at, records), *others]):
                 self._cycle.add(given, at)
             self._silent(now, responded_at, 1 + len(others))
@@ -343,7 +343,9 @@ class ConsumerPaces:
         """The reader of a new connection; it must be closed. Not `paced`: it is only counted."""
         consumers = self._live.setdefault(hash(client), {})
         alike = (one for one in islice(consumers, _ALIKE_MAX) if one.software == software)
-        consumer = next((one for one in alike if node_id not in one.readers), None)
+        consumer = next(
+            (condition for condition in alike if node_id not in condition.readers), None
+        )
         paced = paced and self._enabled
         subject = hash((client, frozenset(topic for topic, _ in partitions)))
         known = self._known.get(subject, _NOTHING_KNOWN)
@@ -383,18 +385,18 @@ class Consumer:
 
     def given(self, but: Reader) -> list[_Given]:
         """The last responses of its other connections that no fetch has followed yet."""
-        others = (one.given for one in self.readers.values() if one is not but)
-        return [one for one in others if one[1]]
+        others = (reader.given for reader in self.readers.values() if reader is not but)
+        return [other for other in others if other[1]]
 
     def topics(self) -> set[bytes]:
         """Up to TOPICS_SHOWN_MAX, as the client names them: by name or by id."""
-        found: set[bytes] = set()
+        refs: set[bytes] = set()
         for reader in self.readers.values():
             for topic in reader.topics():
-                found.add(topic)
-                if len(found) == TOPICS_SHOWN_MAX:
-                    return found
-        return found
+                refs.add(topic)
+                if len(refs) == TOPICS_SHOWN_MAX:
+                    return refs
+        return refs
 
     def status(self, now: float) -> ClientStatus:
         address, client_id = self.client

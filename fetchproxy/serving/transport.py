@@ -54,13 +54,13 @@ def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
 
 
 def first_bytes(pieces: list[memoryview], size: int) -> list[memoryview]:
-    found: list[memoryview] = []
+    views: list[memoryview] = []
     for piece in pieces:
         if size <= 0:
             break
-        found.append(piece[:size])
+        views.append(piece[:size])
         size -= len(piece)
-    return found
+    return views
 
 
 def without_first(pieces: list[memoryview], size: int) -> list[memoryview]:
@@ -102,11 +102,11 @@ def is_reset(transport: asyncio.BaseTransport) -> bool:
 
     A client that has only ended its sending is still there.
     """
-    found: TransportSocket | None = transport.get_extra_info("socket")
-    if found is None:
+    raw_socket: TransportSocket | None = transport.get_extra_info("socket")
+    if raw_socket is None:
         return False
     look = select.poll()
-    look.register(found, 0)  # always reported: an error, and a hang-up of both directions
+    look.register(raw_socket, 0)  # always reported: an error, and a hang-up of both directions
     return bool(look.poll(0))
 
 
@@ -114,5 +114,5 @@ def plain_socket(transport: Transport) -> TransportSocket | None:
     """The socket whose bytes the peer sees unchanged; None: under TLS, or without a socket."""
     if transport.get_extra_info("sslcontext") is not None:
         return None
-    found: TransportSocket | None = transport.get_extra_info("socket")
-    return found
+    raw_socket: TransportSocket | None = transport.get_extra_info("socket")
+    return raw_socket

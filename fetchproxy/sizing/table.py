@@ -7,9 +7,9 @@ from math import floor
 from fetchproxy.sizing.estimate import Estimate
 
 
-def rows(found: Estimate) -> list[tuple[str, str]]:
-    segments, machines = found.segments, found.machines
-    requests, costs = found.requests_per_day, found.costs_per_month
+def rows(estimated: Estimate) -> list[tuple[str, str]]:
+    segments, machines = estimated.segments, estimated.machines
+    requests, costs = estimated.requests_per_day, estimated.costs_per_month
     busy = machines.proxy_cores + machines.archiver_cores
     return [
         ("proxies", _processes(machines.proxies, machines.proxies_mb_per_s)),
@@ -18,7 +18,7 @@ def rows(found: Estimate) -> list[tuple[str, str]]:
         ("memory of a proxy", _gib(machines.proxy_memory_bytes)),
         ("memory of an archiver", _gib(machines.archiver_memory_bytes)),
         ("spool of an archiver", _gib(machines.archiver_spool_bytes)),
-        ("stored", f"{_whole(found.stored_gb)} GB"),
+        ("stored", f"{_whole(estimated.stored_gb)} GB"),
         ("segments kept", f"{_whole(segments.kept)}, of {segments.log_bytes / 2**20:.1f} MiB"),
         ("writes a day", _whole(requests.writes)),
         ("listings a day", _whole(requests.listings)),

@@ -153,7 +153,7 @@ async def check_listings(store: ObjectStore, prefix: str) -> None:
     key = f"{prefix}{folder}/{LISTING_CHECK}"
     await store.put(key, b"removed at once\n")
     try:
-        listed = [found.key async for found in store.list(f"{prefix}{folder}/")]
+        listed = [stored.key async for stored in store.list(f"{prefix}{folder}/")]
         folders = [name async for name in store.list_folders(prefix)]
         if key not in listed or folder not in folders:
             by = "without" if key not in listed else "with"

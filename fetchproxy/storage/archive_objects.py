@@ -82,8 +82,8 @@ class ArchiveObjects:
         await self._identity.check()
         folder = keys.partition_folder(self._prefix, tp)
         async with aclosing(self._listed(folder, start_after)) as every:
-            async for found in every:
-                objects = standing(self._prefix, found)
+            async for listed in every:
+                objects = standing(self._prefix, listed)
                 if objects is not None:
                     yield objects
 
@@ -129,10 +129,10 @@ class ArchiveObjects:
     ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
         """All objects of segments, even without metadata; a segment's objects are adjacent."""
         await self._identity.check()
-        async for found in self._listed(keys.partition_folder(self._prefix, tp)):
-            parsed = keys.parse_segment_key(self._prefix, found.key)
+        async for stored in self._listed(keys.partition_folder(self._prefix, tp)):
+            parsed = keys.parse_segment_key(self._prefix, stored.key)
             if parsed is not None:
-                yield parsed, found
+                yield parsed, stored
 
     async def list_packed(self, tp: TopicIdPartition) -> AsyncIterator[SegmentRef]:
         """Each segment that has a `.packing`, even without metadata."""
@@ -146,8 +146,8 @@ class ArchiveObjects:
         """Pauses for the event loop: stores give thousands at once, and each key is parsed."""
         number, every = 0, self._store.list(folder, start_after)
         try:
-            async for found in every:
-                yield found
+            async for stored in every:
+                yield stored
                 number += 1
                 if not number % LISTED_AT_ONCE:
                     await asyncio.sleep(0)
@@ -157,11 +157,11 @@ class ArchiveObjects:
         if not number:
             await self._identity.check_still_there()
 
-    async def _or_missing(self, found: list[T]) -> list[T]:
-        """`found`. If it is empty, this checks that the archive still exists."""
-        if not found:
+    async def _or_missing(self, items: list[T]) -> list[T]:
+        """`items`. If it is empty, this checks that the archive still exists."""
+        if not items:
             await self._identity.check_still_there()
-        return found
+        return items
 
     # --- segments' metadata, and objects of segments without metadata -----------------------------
 
@@ -237,11 +237,11 @@ class ArchiveObjects:
         """For a partition without segments; may be repeated after a failure. The object that marks
         the deletion goes last.
         """
-        async for found in self.list_partition(tp):
-            if isinstance(found, LogStartObject):
-                await self.delete_log_start_offset(tp, found)
-            elif isinstance(found, LogHistoryObject | PastChangedObject):
-                await self._store.delete(found.stored.key)
+        async for listed in self.list_partition(tp):
+            if isinstance(listed, LogStartObject):
+                await self.delete_log_start_offset(tp, listed)
+            elif isinstance(listed, LogHistoryObject | PastChangedObject):
+                await self._store.delete(listed.stored.key)
         await self.forget_records(tp)
         await self.delete_retention_step(tp)
         await self.forget_published_conditions(tp)
@@ -269,9 +269,9 @@ class ArchiveObjects:
 
     async def list_archiver_positions(self) -> AsyncIterator[StoredObject]:
         """The positions of every archiver that has not deleted its own."""
-        async for found in self._store.list(keys.archivers_folder(self._prefix)):
-            if keys.is_archiver_positions_key(self._prefix, found.key):
-                yield found
+        async for stored in self._store.list(keys.archivers_folder(self._prefix)):
+            if keys.is_archiver_positions_key(self._prefix, stored.key):
+                yield stored
 
     @measured
     async def get_archiver_positions(self, key: str) -> bytes:
@@ -297,9 +297,9 @@ class ArchiveObjects:
     # --- descriptions: what the archive knows of its topics besides their records -----------------
 
     async def list_topic_descriptions(self) -> AsyncIterator[StoredObject]:
-        async for found in self._store.list(keys.topics_folder(self._prefix)):
-            if keys.parse_topic_description_key(self._prefix, found.key) is not None:
-                yield found
+        async for stored in self._store.list(keys.topics_folder(self._prefix)):
+            if keys.parse_topic_description_key(self._prefix, stored.key) is not None:
+                yield stored
 
     @measured
     async def get_topic_description(self, key: str) -> bytes:
@@ -322,8 +322,8 @@ class ArchiveObjects:
         await self._store.put(keys.conditions_key(self._prefix, tp, name), content)
 
     @measured
-    async def get_conditions(self, found: ConditionsObject) -> bytes | None:
-        return await self._get(found.key)
+    async def get_conditions(self, listed: ConditionsObject) -> bytes | None:
+        return await self._get(listed.key)
 
     @measured
     async def delete_conditions(self, tp: TopicIdPartition | None, name: str) -> None:
@@ -336,10 +336,10 @@ class ArchiveObjects:
     @measured
     async def forget_published_conditions(self, tp: TopicIdPartition) -> None:
         """Delete all conditions of a partition; may be repeated after a failure."""
-        for found in await self._published_conditions(
+        for conditions_object in await self._published_conditions(
             keys.partition_folder(keys.conditions_folder(self._prefix), tp)
         ):
-            await self._store.delete(found.key)
+            await self._store.delete(conditions_object.key)
 
     async def _published_conditions(self, folder: str) -> list[ConditionsObject]:
         return [
@@ -360,7 +360,9 @@ class ArchiveObjects:
     async def list_mirrors(self) -> list[tuple[str, str]]:
         """The URL of each copy, and the key of its note. Raises RemoteStorageError."""
         listed = self._store.list(keys.mirrors_folder(self._prefix))
-        names = [found.key async for found in listed if keys.is_mirror_key(self._prefix, found.key)]
+        names = [
+            stored.key async for stored in listed if keys.is_mirror_key(self._prefix, stored.key)
+        ]
         noted = [(await self._get(key), key) for key in names]
         return [(raw.decode(errors="replace").strip(), key) for raw, key in noted if raw]
 
@@ -381,8 +383,8 @@ class ArchiveObjects:
 
     async def list_archive_gaps(self, tp: TopicIdPartition) -> AsyncIterator[tuple[int, int]]:
         """Offsets that were lost before they could be copied, both inclusive."""
-        async for found in self._store.list(keys.partition_folder(self._prefix, tp)):
-            gap = keys.parse_archive_gap_key(self._prefix, found.key)
+        async for stored in self._store.list(keys.partition_folder(self._prefix, tp)):
+            gap = keys.parse_archive_gap_key(self._prefix, stored.key)
             if gap is not None:
                 yield gap
 

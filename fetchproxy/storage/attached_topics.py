@@ -141,20 +141,20 @@ class AttachedObjectStore(ObjectStore):
         """
         mount = self._mount(prefix)
         if mount is None:
-            async for found in self._archive_store.list(prefix, start_after):
-                yield found
+            async for stored in self._archive_store.list(prefix, start_after):
+                yield stored
             if prefix == keys.topics_folder(self._prefix):
                 for mount in self._mounts.values():
-                    async for found in mount.attached.store.list(mount.description_there):
-                        yield replace(found, key=mount.description_here)
+                    async for stored in mount.attached.store.list(mount.description_there):
+                        yield replace(stored, key=mount.description_here)
             return
         there = mount.key_there(start_after) if start_after.startswith(mount.here) else ""
         if not there and start_after > mount.here:
             return
-        async for found in mount.attached.store.list(mount.key_there(prefix), there):
-            key = mount.here + found.key[len(mount.there) :]
+        async for stored in mount.attached.store.list(mount.key_there(prefix), there):
+            key = mount.here + stored.key[len(mount.there) :]
             if key != mount.hidden:
-                yield replace(found, key=key)
+                yield replace(stored, key=key)
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         mount = self._mount(prefix)
@@ -185,13 +185,13 @@ class AttachedObjectStore(ObjectStore):
     async def _look(self, attached: AttachedTopic) -> Sequence[_Mount]:
         """Every incarnation of the topic that the other archive has now."""
         await read_identity(attached.store, attached.prefix)  # raises for an unknown layout
-        found = []
+        topics = []
         async for name in attached.store.list_folders(attached.prefix):
             topic = keys.parse_topic_folder(name)
             if topic is not None and topic[0] == attached.topic:
                 own_id = uuid5(topic[1], attached.name)
                 here = keys.topic_folder(self._prefix, attached.name, own_id)
-                found.append(
+                topics.append(
                     _Mount(
                         attached,
                         topic[1],
@@ -203,8 +203,8 @@ class AttachedObjectStore(ObjectStore):
                         description_there=keys.topic_description_key(attached.prefix, topic[1]),
                     )
                 )
-        self._mounts.update((mount.here, mount) for mount in found)
-        if not found and attached.name not in self._names_not_found:
+        self._mounts.update((mount.here, mount) for mount in topics)
+        if not topics and attached.name not in self._names_not_found:
             self._names_not_found.add(attached.name)
             log.warning(
                 "attached_topic_not_found",
@@ -212,7 +212,7 @@ class AttachedObjectStore(ObjectStore):
                 topic=attached.topic,
                 hint="correct the topic in attach.archives",
             )
-        return found
+        return topics
 
     def _mount(self, key: str) -> _Mount | None:
         if not key.startswith(self._prefix):
@@ -276,8 +276,12 @@ def open_archive(config: Config, *, create: bool = False, must_exist: bool = Tru
     at_rest = at_rest_of(config.store)
     must_exist = must_exist and not config.archive_only.enabled
     attached = [
-        AttachedTopic(one.name, *open_object_store(one.store_url, config.store), one.topic)
-        for one in parse_attachments(config.attach.archives or "")
+        AttachedTopic(
+            attachment.name,
+            *open_object_store(attachment.store_url, config.store),
+            attachment.topic,
+        )
+        for attachment in parse_attachments(config.attach.archives or "")
     ]
     store: ObjectStore = archive_store
     if attached:

@@ -71,7 +71,7 @@ ILLEGAL_KEYS += ["a\0b", "ä", "a b", "a\\b", "a%2fb", "a\n", "x" * 1025]
 
 
 async def keys_of(listing: AsyncIterator[StoredObject]) -> list[str]:
-    return [found.key async for found in listing]
+    return [stored.key async for stored in listing]
 
 
 def noise(size_bytes: int, seed: int = 0) -> bytes:
@@ -152,9 +152,9 @@ class ObjectStoreContract:
 
     async def test_a_second_put_replaces(self, store: ObjectStore) -> None:
         await store.put("k", b"first, longer")
-        [before] = [found async for found in store.list("k")]
+        [before] = [stored async for stored in store.list("k")]
         await store.put("k", b"second")
-        [after] = [found async for found in store.list("k")]
+        [after] = [stored async for stored in store.list("k")]
         assert await store.get("k") == b"second"
         assert (after.key, after.size_bytes) == ("k", 6)
         assert after.version != before.version
@@ -179,16 +179,16 @@ class ObjectStoreContract:
 
     async def test_the_version_stays_with_the_content(self, store: ObjectStore) -> None:
         await store.put("k", b"same")
-        first = [found async for found in store.list("")]
+        first = [stored async for stored in store.list("")]
         await store.get("k")
-        assert [found async for found in store.list("")] == first
+        assert [stored async for stored in store.list("")] == first
 
     async def test_a_listing_is_in_the_order_of_keys(self, store: ObjectStore) -> None:
         for key in reversed(ODD_KEYS):
             await store.put(key, key.encode())
-        found = [o async for o in store.list("")]
-        assert [o.key for o in found] == ODD_KEYS
-        assert [o.size_bytes for o in found] == [len(key) for key in ODD_KEYS]
+        listed = [o async for o in store.list("")]
+        assert [o.key for o in listed] == ODD_KEYS
+        assert [o.size_bytes for o in listed] == [len(key) for key in ODD_KEYS]
         for key in ODD_KEYS:
             assert await store.get(key) == key.encode()
 
@@ -236,8 +236,8 @@ class ObjectStoreContract:
     async def test_a_listing_can_be_left_early(self, store: ObjectStore) -> None:
         for n in range(5):
             await store.put(f"k{n}", b"")
-        async for found in store.list(""):
-            assert found.key == "k0"
+        async for stored in store.list(""):
+            assert stored.key == "k0"
             break
         assert await keys_of(store.list("")) == ["k0", "k1", "k2", "k3", "k4"]
 

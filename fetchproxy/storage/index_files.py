@@ -200,10 +200,10 @@ class LocalIndexFiles:
         relative, positions = table[::2], table[1::2]
 
         def entry(n: int) -> RemoteLogIndexEntry:
-            found = read_entry(raw, positions[n])
-            if found.span.first_offset - self.base_offset != relative[n]:
+            index_entry = read_entry(raw, positions[n])
+            if index_entry.span.first_offset - self.base_offset != relative[n]:
                 raise CorruptSegment(f"remoteOffsetIndex entry {n} leads to another offset")
-            return found
+            return index_entry
 
         i = 0
         while i < len(positions):
@@ -382,8 +382,8 @@ class LocalRemoteLogIndex:
         if self._opened:
             return
         self._files = []
-        found = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
-        names = [(path, match) for path in found if (match := _NAME.fullmatch(path.name))]
+        paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        names = [(path, match) for path in paths if (match := _NAME.fullmatch(path.name))]
         bases = [int(match[1]) for path, match in names if path.suffix == f".{LOG_INDEX}"]
         for path, match in names:
             if int(match[1]) not in bases:
@@ -478,13 +478,13 @@ class LocalIndexes:
         """
         tp = metadata.topic_id_partition
         index = self.partition(tp)
-        outcome, found = "failed", None
+        outcome, index_object = "failed", None
         try:
             async with asyncio.timeout(_READ_MAX_S):
                 indexed = await self.in_thread(index.segment_index, metadata)
             if indexed is not None:
                 indexed.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
-            outcome, found = "absent" if indexed is None else "hit", indexed
+            outcome, index_object = "absent" if indexed is None else "hit", indexed
         except CorruptSegment as error:
             outcome = "damaged"
             log.warning("local_index_damaged", **metadata.logged, error=str(error))
@@ -499,7 +499,7 @@ class LocalIndexes:
                 )
         self._failing = outcome == "failed"
         LOCAL_INDEX_READS.labels(outcome).inc()
-        return found
+        return index_object
 
     async def _drop(self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata) -> None:
         try:

@@ -200,8 +200,8 @@ class KmsKeyRing(KeyRing):
             raise _translated(error, request["KeyId"]) from error
         except (BotoCoreError, OSError) as error:  # a TimeoutError is an OSError
             raise KeyServiceUnavailable(f"{self.service} does not respond: {error!r}") from error
-        found: dict[str, Any] = response
-        return found
+        document: dict[str, Any] = response
+        return document
 
     async def _open(self) -> Any:
         async with self._opening:

@@ -81,25 +81,25 @@ Standing = (
 )
 
 
-def standing(prefix: str, found: StoredObject) -> Standing | None:
+def standing(prefix: str, stored: StoredObject) -> Standing | None:
     """The object as a part of its partition's state; None: it says nothing about that."""
     # A segment has four or more objects; only its metadata is needed, so no other key is parsed.
-    if found.key.endswith(_METADATA_SUFFIX):
-        parsed = keys.parse_segment_key(prefix, found.key)
+    if stored.key.endswith(_METADATA_SUFFIX):
+        parsed = keys.parse_segment_key(prefix, stored.key)
         if parsed is not None:
-            return SegmentMetadataObject(parsed.segment_id, parsed.base_offset, found)
-    elif found.key.endswith(_OTHER_SUFFIXES):
+            return SegmentMetadataObject(parsed.segment_id, parsed.base_offset, stored)
+    elif stored.key.endswith(_OTHER_SUFFIXES):
         return None
-    elif (log_start := keys.parse_log_start_key(prefix, found.key)) is not None:
+    elif (log_start := keys.parse_log_start_key(prefix, stored.key)) is not None:
         return LogStartObject(*log_start)
-    elif keys.is_log_history_key(prefix, found.key):
-        return LogHistoryObject(found)
-    elif (gap := keys.parse_archive_gap_key(prefix, found.key)) is not None:
+    elif keys.is_log_history_key(prefix, stored.key):
+        return LogHistoryObject(stored)
+    elif (gap := keys.parse_archive_gap_key(prefix, stored.key)) is not None:
         return ArchiveGapObject(*gap)
-    elif keys.is_finished_offsets_key(prefix, found.key):
-        return FinishedOffsetsObject(found)
-    elif keys.is_past_changed_key(prefix, found.key):
-        return PastChangedObject(found)
+    elif keys.is_finished_offsets_key(prefix, stored.key):
+        return FinishedOffsetsObject(stored)
+    elif keys.is_past_changed_key(prefix, stored.key):
+        return PastChangedObject(stored)
     return None
 
 
@@ -118,7 +118,7 @@ async def listed_partitions(
         async for name in store.list_folders(prefix)
         if (topic := keys.parse_topic_folder(name)) is not None and topic_id in (None, topic[1])
     ]
-    found: list[TopicIdPartition] = []
+    tps: list[TopicIdPartition] = []
 
     async def list_one(topic: tuple[str, UUID]) -> None:
         folder = keys.topic_folder(prefix, *topic)
@@ -126,7 +126,7 @@ async def listed_partitions(
             async for name in store.list_folders(folder):
                 tp = keys.parse_partition_folder(prefix, f"{folder}{name}/")
                 if tp is not None:
-                    found.append(tp)
+                    tps.append(tp)
         except RemoteStorageError as error:
             if unlisted is None or not error.may_be_of_object:
                 raise
@@ -135,7 +135,7 @@ async def listed_partitions(
             on_progress()
 
     await for_each(topics, list_one, min(len(topics), _LISTINGS_AT_ONCE))
-    return sorted(found)
+    return sorted(tps)
 
 
 # Pages of one listing come one after the other: 40 trips for 10,000 partitions. But partitions'
@@ -158,10 +158,10 @@ async def take_topic_objects(
     folder, page, seen = keys.topic_folder(prefix, topic, topic_id), store.page_objects, False
     at_once = asyncio.Semaphore(PAGES_AT_ONCE)
 
-    def take_found(found: StoredObject) -> None:
-        objects = standing(prefix, found)
+    def take_found(stored: StoredObject) -> None:
+        objects = standing(prefix, stored)
         if objects is not None:
-            tp = keys.parse_partition_folder(prefix, found.key[: found.key.rindex("/") + 1])
+            tp = keys.parse_partition_folder(prefix, stored.key[: stored.key.rindex("/") + 1])
             if tp is not None:
                 take(tp, objects)
 
@@ -170,16 +170,16 @@ async def take_topic_objects(
         nonlocal seen
         number, every = 0, store.list(folder + digits, after)
         async with at_once:
-            async for found in every:
+            async for stored in every:
                 seen = True
-                take_found(found)
+                take_found(stored)
                 number += 1
                 if page is not None and not number % page:
-                    this_part, later_parts = divided(digits, found.key[len(folder) :])
+                    this_part, later_parts = divided(digits, stored.key[len(folder) :])
                     if later_parts:
                         for part in later_parts:
                             listing.create_task(take_part(part, ""))
-                        listing.create_task(take_part(this_part, found.key))
+                        listing.create_task(take_part(this_part, stored.key))
                         break
                 if not number % _TAKEN_AT_ONCE:
                     await asyncio.sleep(0)

@@ -320,8 +320,8 @@ class PackedLogs:
     async def opened(self, segment: AnySegment) -> OpenedLog:
         """Raises RemoteStorageError, DamagedObject, MetadataChanged."""
         number = segment.segment_id.id.int
-        found = self._opened.get(number)
-        opened = found or await self._opening.run(number, partial(self._open, segment))
+        block = self._opened.get(number)
+        opened = block or await self._opening.run(number, partial(self._open, segment))
         self._check_described(segment, opened.packing.copy_description)
         return opened
 

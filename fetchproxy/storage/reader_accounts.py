@@ -233,7 +233,7 @@ class ReaderAccounts:
 
     async def _choose_shown(self) -> None:
         accounts = await collected(self.clients())
-        with_series = [one for one in accounts if one.series is not None]
+        with_series = [account for account in accounts if account.series is not None]
         least = sorted(with_series, key=lambda one: one.bytes_lately)
         hidden = (one for one in accounts if one.series is None)
         most = heapq.nlargest(self._series_max, hidden, key=lambda one: one.bytes_lately)

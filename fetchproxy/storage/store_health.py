@@ -391,7 +391,7 @@ class Refusals:
             self._health.clear(self._kind, partition)
             return
         first = min(refused, key=lambda one: one.segment.start_offset)
-        segments = {one.segment.segment_id for one in refused}
+        segments = {read.segment.segment_id for read in refused}
         more = f" (and {len(segments) - 1} more segments)" if len(segments) > 1 else ""
         offsets = None
         if isinstance(first.segment, RemoteLogSegmentMetadata):
@@ -413,7 +413,9 @@ class StoreHealth:
 
     def __init__(self) -> None:
         self._health = Health()
-        self._of = {one: OperationHealth(one, self._health) for one in StoreOperation}
+        self._of = {
+            operation: OperationHealth(operation, self._health) for operation in StoreOperation
+        }
         self._changed: dict[TopicIdPartition, UUID] = {}  # the reported segment
         # By key: segments that it does not open, with the loop time of the last try, oldest first.
         self._locked: dict[str, dict[UUID, float]] = {}

@@ -22,11 +22,11 @@ _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 
 def first_certificate(pem: str) -> bytes:
     """The DER bytes of the first certificate in a PEM file. Raises ValueError."""
-    found = _PEM.search(pem)
-    if found is None:
+    match = _PEM.search(pem)
+    if match is None:
         raise ValueError("holds no certificate")
     try:
-        return b64decode(found["base64"])
+        return b64decode(match["base64"])
     except ValueError:
         raise ValueError("is not a certificate") from None
 

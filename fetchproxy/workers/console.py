@@ -73,12 +73,12 @@ class WorkersConsole(HttpConsole):
 
     async def _readyz(self, request: web.Request) -> web.Response:
         """200 if one worker is ready: it has the same ports as all others."""
-        found = [json.loads(text) for text in (await self._asked("/readyz")).values()]
-        ready = not self._leaving() and any(one["ready"] for one in found)
-        missing = sorted({name for one in found for name in one["missing"]})
-        if not found:
+        statuses = [json.loads(text) for text in (await self._asked("/readyz")).values()]
+        ready = not self._leaving() and any(one["ready"] for one in statuses)
+        missing = sorted({name for status in statuses for name in status["missing"]})
+        if not statuses:
             missing = ["workers: none runs"]
-        response = {"ready": ready, "missing": [] if ready else missing, "workers": len(found)}
+        response = {"ready": ready, "missing": [] if ready else missing, "workers": len(statuses)}
         return web.json_response(response, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -90,10 +90,10 @@ class WorkersConsole(HttpConsole):
     async def _status(self, request: web.Request) -> web.Response:
         if (refusal := refused_rows(request)) is not None:
             return refusal
-        found = await self._asked(f"/api/status?{request.query_string}")
-        if not found:
+        texts = await self._asked(f"/api/status?{request.query_string}")
+        if not texts:
             return web.Response(status=503, text="no worker runs\n")
-        text = await asyncio.to_thread(_merged_text, found)
+        text = await asyncio.to_thread(_merged_text, texts)
         return web.Response(text=text, content_type="application/json", charset="utf-8")
 
     async def _records(self, request: web.Request) -> web.Response:
@@ -129,10 +129,10 @@ class WorkersConsole(HttpConsole):
             skipped = 0 if by_name else skipped_rows(query)
         except BadPage as error:
             return web.Response(status=400, text=f"{error}\n")
-        found = await self._asked(f"{request.path}?limit={LIMIT_MAX}")
-        if not found:
+        texts = await self._asked(f"{request.path}?limit={LIMIT_MAX}")
+        if not texts:
             return web.Response(status=503, text="no worker runs\n")
-        rows = await asyncio.to_thread(_merged_rows, merge, found.values())
+        rows = await asyncio.to_thread(_merged_rows, merge, texts.values())
         if by_name:
             rows = [row for row in rows if row["group"] > query.after]
         page_rows, rest = rows[skipped : skipped + query.limit], rows[skipped + query.limit :]
@@ -168,6 +168,6 @@ def _merged_rows(merge: _Merge, pages: Iterable[str]) -> list[dict[str, Any]]:
     return merge([json.loads(page)["items"] for page in pages])
 
 
-def _merged_text(found: Mapping[int, str]) -> str:
-    statuses: list[dict[str, Any]] = [json.loads(text) for text in found.values()]
+def _merged_text(texts: Mapping[int, str]) -> str:
+    statuses: list[dict[str, Any]] = [json.loads(text) for text in texts.values()]
     return json.dumps(merged_status(statuses), ensure_ascii=False, separators=(",", ":"))

@@ -65,11 +65,11 @@ def merged_status(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _merge_conditions(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> None:
     """A condition that several workers have is shown once."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    by_kind: dict[tuple[str, str], dict[str, Any]] = {}
     for status in statuses:
         for one in status["conditions"]:
-            found.setdefault((one["kind"], one["subject"]), one)
-    merged["conditions"] = list(found.values())
+            by_kind.setdefault((one["kind"], one["subject"]), one)
+    merged["conditions"] = list(by_kind.values())
     counts: dict[str, int] = {}
     for status in statuses:
         for kind, count in status["condition_counts"].items():
@@ -82,21 +82,21 @@ def _merge_conditions(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]
 
 def _merge_problems(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> None:
     """A problem of several workers is outlooks once. The outlook is the worst one."""
-    found: dict[str, dict[str, Any]] = {}
+    by_text: dict[str, dict[str, Any]] = {}
     for status in statuses:
         for one in status["problems"]:
-            found.setdefault(one["kind"], one)
-    merged["problems"] = sorted(found.values(), key=lambda one: _LEVELS.index(one["level"]))
+            by_text.setdefault(one["kind"], one)
+    merged["problems"] = sorted(by_text.values(), key=lambda one: _LEVELS.index(one["level"]))
     outlooks = [status["outlook"] for status in statuses if status["outlook"]["says"]]
-    timed = [one for one in outlooks if one["lost_in_seconds"] is not None]
-    soonest = sorted(timed, key=lambda one: int(one["lost_in_seconds"]))
+    timed = [outlook for outlook in outlooks if outlook["lost_in_seconds"] is not None]
+    soonest = sorted(timed, key=lambda condition: int(condition["lost_in_seconds"]))
     merged["outlook"] = [*soonest, *outlooks, statuses[0]["outlook"]][0]
 
 
 def merged_readers(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Rows of `/api/readers`, those with most bytes first. A client's connections may be spread."""
     rows = _summed(of_workers, _READER)
-    return sorted(rows, key=lambda one: -(one["store_bytes"] + one["served_bytes"]))
+    return sorted(rows, key=lambda row: -(row["store_bytes"] + row["served_bytes"]))
 
 
 def merged_groups(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -106,11 +106,11 @@ def merged_groups(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[s
 
 def merged_conditions(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Rows of `/api/conditions`, the worst first; what several workers report is there once."""
-    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    merged: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in (row for rows in of_workers for row in rows):
         place = row["kind"], row["subject"], row["topic"], row["partition"], row["first_offset"]
-        found.setdefault(place, row)
-    return sorted(found.values(), key=_badness)
+        merged.setdefault(place, row)
+    return sorted(merged.values(), key=_badness)
 
 
 def _badness(condition: dict[str, Any]) -> tuple[int, bool, int]:
@@ -133,10 +133,10 @@ def _summed(
     of_workers: Sequence[Sequence[dict[str, Any]]], names: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """One row for each combination of `names`, with the sums of the other fields."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    sums: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in (row for rows in of_workers for row in rows):
-        known = found.setdefault(tuple(row[name] for name in names), dict.fromkeys(row))
+        known = sums.setdefault(tuple(row[name] for name in names), dict.fromkeys(row))
         for name, value in row.items():
             before = known[name]
             known[name] = value if before is None or name in names else before + (value or 0)
-    return list(found.values())
+    return list(sums.values())

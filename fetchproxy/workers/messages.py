@@ -22,14 +22,14 @@ def read_message(fd: int) -> Any:
 
 def take_messages(received: bytearray) -> list[Any]:
     """Removes all whole messages from the front."""
-    found = []
+    bodies = []
     while len(received) >= _SIZE_BYTES:
         end = _SIZE_BYTES + int.from_bytes(received[:_SIZE_BYTES])
         if len(received) < end:
             break
-        found.append(pickle.loads(received[_SIZE_BYTES:end]))
+        bodies.append(pickle.loads(received[_SIZE_BYTES:end]))
         del received[:end]
-    return found
+    return bodies
 
 
 def _read_exactly(fd: int, count: int) -> bytes:

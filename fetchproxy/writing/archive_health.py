@@ -49,7 +49,7 @@ def missing_offsets(
     """
     first, last = _expected(coverage, finished_offsets)
     recorded_from = 2**63 if finished_offsets is None else finished_offsets.recorded_from
-    found: list[Offsets] = []
+    missing: list[Offsets] = []
     gaps: list[Offsets] = []
     recorded = sorted(recorded_gaps)
     last = _end_of_gaps(last, recorded)
@@ -57,11 +57,11 @@ def missing_offsets(
         certain = _before_uncertain(hole, coverage.uncertain)
         if certain is not None:
             gaps += _shared(*certain, recorded)
-            found += uncovered(*certain, recorded)
+            missing += uncovered(*certain, recorded)
     return NotHeld(
-        missing=tuple((max(a, recorded_from), b) for a, b in found if b >= recorded_from),
+        missing=tuple((max(a, recorded_from), b) for a, b in missing if b >= recorded_from),
         gaps=tuple(gaps),
-        not_known=tuple((a, min(b, recorded_from - 1)) for a, b in found if a < recorded_from),
+        not_known=tuple((a, min(b, recorded_from - 1)) for a, b in missing if a < recorded_from),
     )
 
 
@@ -155,26 +155,26 @@ async def look_at_offsets(
             finished_offsets, damaged, missing_offsets(coverage, finished_offsets, gaps)
         )
 
-    found = await look()
-    if found.found.missing:
-        found = await look()  # finds no fault if they were truncated or deleted meanwhile
-    if found.found.missing:
+    not_held = await look()
+    if not_held.found.missing:
+        not_held = await look()  # finds no fault if they were truncated or deleted meanwhile
+    if not_held.found.missing:
         now = asyncio.get_running_loop().time()
         if await rlmm.partition_deletion(tp, now) is not None:
-            found = replace(found, found=replace(found.found, missing=()))
-    return found
+            not_held = replace(not_held, found=replace(not_held.found, missing=()))
+    return not_held
 
 
 def in_no_segment(first: int, last: int) -> str:
     return f"offsets {first} to {last} {_IN_NO_SEGMENT}"
 
 
-def offsets_in_words(tp: TopicIdPartition, found: NotHeld) -> list[Condition]:
+def offsets_in_words(tp: TopicIdPartition, not_held: NotHeld) -> list[Condition]:
     unknown = "are in no segment, and it is not known if they ever were"
     kinds = (
-        (Kind.ARCHIVE_GAP, found.gaps, "were lost before they could be copied (recorded gap)"),
-        (Kind.ARCHIVED_OFFSETS_MISSING, found.missing, _IN_NO_SEGMENT),
-        (Kind.ARCHIVED_OFFSETS_NOT_KNOWN, found.not_known, unknown),
+        (Kind.ARCHIVE_GAP, not_held.gaps, "were lost before they could be copied (recorded gap)"),
+        (Kind.ARCHIVED_OFFSETS_MISSING, not_held.missing, _IN_NO_SEGMENT),
+        (Kind.ARCHIVED_OFFSETS_NOT_KNOWN, not_held.not_known, unknown),
     )
     return [
         of_partition(kind, tp, f"{tp}: offsets {first} to {last} {message}", (first, last))
@@ -191,17 +191,17 @@ def mirror_in_words(url: str) -> Condition:
 
 def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[Condition]:
     """Conditions that need no look at the store."""
-    found: list[Condition] = []
+    conditions: list[Condition] = []
     if (view := rlmm.view(tp)) is None:
-        return found
+        return conditions
     if problems := rlmm.problems(tp):
         message = (
             f"{tp}: metadata of {len(problems)} segments cannot be read, {problems[0].what}; run "
             "fetchproxy verify"
         )
-        found.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tp, message))
+        conditions.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tp, message))
     if view.history == FIRST_HISTORY:
-        return found
+        return conditions
     every = rlmm.list_remote_log_segments(tp)
     aside = [s for s in every if s.is_finished and not view.history.shows(s)]
     if aside:
@@ -210,15 +210,15 @@ def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> l
             f"{tp}: {len(aside)} segments with offsets {first} to {last} of another history of "
             f"the log are put aside; fetchproxy resolve {tp} --keep shows them again"
         )
-        found.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tp, message, (first, last)))
-    return found
+        conditions.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tp, message, (first, last)))
+    return conditions
 
 
 def with_published_conditions(
-    found: Iterable[Condition], stored: Iterable[Condition], topic: str | None
+    conditions: Iterable[Condition], stored: Iterable[Condition], topic: str | None
 ) -> tuple[Condition, ...]:
     """`stored`: the archivers' conditions. `topic`: of it alone; None: all."""
-    return in_order([*found, *(one for one in stored if topic in (None, one.topic))])
+    return in_order([*conditions, *(one for one in stored if topic in (None, one.topic))])
 
 
 async def partition_health(

@@ -74,10 +74,10 @@ class NotArchived:
 class NotAllArchived(FetchProxyError):
     """A pass over one partition has not archived all; says what, why and what to do."""
 
-    def __init__(self, found: Iterable[NotArchived]) -> None:
-        found = tuple(found)
-        super().__init__("; ".join(one.what for one in found))
-        self.retriable = all(one.may_succeed_again for one in found)
+    def __init__(self, not_archived: Iterable[NotArchived]) -> None:
+        not_archived = tuple(not_archived)
+        super().__init__("; ".join(one.what for one in not_archived))
+        self.retriable = all(partition.may_succeed_again for partition in not_archived)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -131,24 +131,26 @@ class ArchivePass(ArchiverParts):
         async with self.opened_spool() as spool, asyncio.TaskGroup() as workers:
             telling = workers.create_task(published.run(), name="archive positions")
             try:
-                found = await self._all(list(tps), spool)
+                not_archived = await self._all(list(tps), spool)
             finally:
                 telling.cancel()
             await self._publish()
-        return sorted(found, key=lambda one: (one.tp, one.offsets or (-1, -1)))
+        return sorted(
+            not_archived, key=lambda partition: (partition.tp, partition.offsets or (-1, -1))
+        )
 
     async def _all(self, tps: list[TopicIdPartition], spool: Spool) -> list[NotArchived]:
-        found: list[NotArchived] = []
+        not_archived: list[NotArchived] = []
         for number in range(1, self.tries_max + 1):
             this = _Round()
             await for_each(tps, partial(self._try, spool, this), self.config.workers_max)
             if this.crashes:
                 raise ExceptionGroup("partitions crashed", this.crashes)
-            found += [one for one in this.found if not one.may_succeed_again]
+            not_archived += [one for one in this.found if not one.may_succeed_again]
             failures = [one for one in this.found if one.may_succeed_again]
-            tps = [one.tp for one in failures]
+            tps = [partition.tp for partition in failures]
             if not failures or number == self.tries_max:
-                return found + failures
+                return not_archived + failures
             pause_s = PAUSES.pause_ms(number, self._rng.random()) / 1000
             log.warning(
                 "partitions_tried_again",
@@ -158,7 +160,7 @@ class ArchivePass(ArchiverParts):
                 error=str(failures[0]),
             )
             await asyncio.sleep(pause_s)
-        return found
+        return not_archived
 
     async def _try(self, spool: Spool, this: _Round, tp: TopicIdPartition) -> None:
         if this.away is not None:
@@ -270,10 +272,12 @@ class _Round:
         self.away: NotArchived | None = None
         self._in_a_row = 0
 
-    def note(self, found: Iterable[NotArchived]) -> None:
-        found = list(found)
-        self.found += found
-        passing = next((one for one in found if one.may_succeed_again), None)
+    def note(self, not_archived: Iterable[NotArchived]) -> None:
+        not_archived = list(not_archived)
+        self.found += not_archived
+        passing = next(
+            (partition for partition in not_archived if partition.may_succeed_again), None
+        )
         self._in_a_row = 0 if passing is None else self._in_a_row + 1
         if self._in_a_row >= PARTITIONS_FAILED_IN_A_ROW_MAX:
             self.away = passing

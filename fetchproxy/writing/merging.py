@@ -103,12 +103,12 @@ def still_stand(
 
 def merged_epochs(sources: Iterable[RemoteLogSegmentMetadata]) -> tuple[EpochStart, ...]:
     """The sources' epochs, each with its first offset. Each source repeats its first epoch."""
-    found: list[EpochStart] = []
+    epochs: list[EpochStart] = []
     for source in sources:
         for entry in source.segment_leader_epochs:
-            if not found or entry.epoch != found[-1].epoch:
-                found.append(entry)
-    return tuple(found)
+            if not epochs or entry.epoch != epochs[-1].epoch:
+                epochs.append(entry)
+    return tuple(epochs)
 
 
 def _mergeable(
@@ -221,11 +221,11 @@ async def _append(
             raise
         raise CorruptSegment(f"{rsm.object_key(source, SegmentFile.LOG)}: {error}") from error
     size = writer.size_bytes - before
-    found = (writer.position - 1, size)
-    if found != (source.end_offset, source.segment_size_bytes):
+    end_and_size = (writer.position - 1, size)
+    if end_and_size != (source.end_offset, source.segment_size_bytes):
         raise CorruptSegment(
-            f"{_place(source)}: log ends at offset {found[0]} after {size} bytes, metadata say "
-            f"{source.end_offset} after {source.segment_size_bytes}"
+            f"{_place(source)}: log ends at offset {end_and_size[0]} after {size} bytes, "
+            f"metadata say {source.end_offset} after {source.segment_size_bytes}"
         )
 
 
@@ -319,10 +319,10 @@ class PartitionMerger:
         A merged segment is encrypted, and so proven to be of a holder of the key ring. A segment
         that is not encrypted may be of anybody who can write to the store.
         """
-        found = await self._look(tp)
-        if found is None:
+        look = await self._look(tp)
+        if look is None:
             return [], []
-        groups = plan_merges(*found, bytes_max=self.bytes_max)
+        groups = plan_merges(*look, bytes_max=self.bytes_max)
         plain: dict[RemoteLogSegmentId, str] = {}
         if not self.rsm.encrypts or self.encrypt_plain:
             return groups, []
@@ -332,7 +332,7 @@ class PartitionMerger:
             for segment in new:
                 if not await self._is_encrypted(segment):
                     plain[segment.segment_id] = f"{_place(segment)}: {_NOT_ENCRYPTED}"
-            groups = plan_merges(*found, bytes_max=self.bytes_max, left_out=plain)
+            groups = plan_merges(*look, bytes_max=self.bytes_max, left_out=plain)
         return groups, list(plain.values())
 
     async def _is_encrypted(self, segment: RemoteLogSegmentMetadata) -> bool:
@@ -420,8 +420,8 @@ class PartitionMerger:
             )
 
     async def _stand(self, sources: _Segments) -> bool:
-        found = await self._look(sources[0].topic_id_partition)
-        return found is not None and still_stand(sources, *found)
+        look = await self._look(sources[0].topic_id_partition)
+        return look is not None and still_stand(sources, *look)
 
     @staticmethod
     def _note(event: str, sources: _Segments, error: Exception, **hint: str) -> None:

@@ -120,21 +120,21 @@ class OwnArchive:
         is not: then no process should run; ArchiveMissing if there is none; RemoteStorageError,
         ClusterError while the store or the brokers do not answer.
         """
-        found = await self.examine()
-        if found.there is None and not self.archives:
+        examination = await self.examine()
+        if examination.there is None and not self.archives:
             log.warning("archive_missing", error=f"there is no archive at {self._place}")
             self.confirmed.set()  # archive-only starts without an archive
             return
-        if found.there is None:
-            if await self._identity.create(found.here) == found.here:
-                self._log("archive_created", found.here)
-            found = await self.examine()  # a faster process may have made it
-        there, here = found.there, found.here
+        if examination.there is None:
+            if await self._identity.create(examination.here) == examination.here:
+                self._log("archive_created", examination.here)
+            examination = await self.examine()  # a faster process may have made it
+        there, here = examination.there, examination.here
         if self.archives and there is not None and there.completed(here) != there:
             await self._identity.state(there.completed(here))
             self._log("archive_claimed", here)
         if self.archives:
-            await asyncio.to_thread(_remember, found.marker)
+            await asyncio.to_thread(_remember, examination.marker)
         self._report_mirror()
         self.confirmed.set()
 
@@ -193,8 +193,8 @@ class OwnArchive:
         await self._identity.check_still_there()
 
     def _report_mirror(self) -> None:
-        found = [mirror_in_words(self._place)] if self._identity.is_mirror else []
-        self.health.keep(Kind.MIRROR_READ, found)
+        mirror_conditions = [mirror_in_words(self._place)] if self._identity.is_mirror else []
+        self.health.keep(Kind.MIRROR_READ, mirror_conditions)
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> bool:
         """False: it failed. An error that may pass is noted."""
@@ -236,9 +236,9 @@ class OwnArchive:
             f"the metadata topic lacks {len(unknown)} partitions of the store, such as "
             f"{unknown[0]}: they can be neither read nor archived; run fetchproxy restore"
         )
-        found = Condition(Kind.PARTITIONS_UNKNOWN, message)
+        condition = Condition(Kind.PARTITIONS_UNKNOWN, message)
         first = str(unknown[0])
-        self.health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
+        self.health.report(condition, partitions=len(unknown), first=first, remedy=condition.remedy)
 
     async def _check_none_expected(self, was_seen: bool) -> None:
         if self.config.metadata.manager == "topic" and list(await self.rlmm.list_partitions()):
@@ -271,13 +271,13 @@ class OwnArchive:
         tps = partitions_of([topic for topic in topics if await self._trims(topic)])
         now = asyncio.get_running_loop().time()
         log_offsets = await self.cluster.fetch_log_offsets(tps, not_older_than=now)
-        for tp, found in sorted(log_offsets.items()):
-            if isinstance(found, ClusterError):
-                raise found
-            if found.log_start_offset > 0:
+        for tp, offsets in sorted(log_offsets.items()):
+            if isinstance(offsets, ClusterError):
+                raise offsets
+            if offsets.log_start_offset > 0:
                 raise ConfigError(
                     f"store.url: {there}. The brokers have no records of {tp} below offset "
-                    f"{found.log_start_offset}; with local_retention these may be only in an "
+                    f"{offsets.log_start_offset}; with local_retention these may be only in an "
                     "archive. Is store.url correct? To create a new archive there, use --create"
                 )
 
@@ -299,7 +299,7 @@ def check_is_of_cluster(identity: ArchiveIdentity, cluster_id: str | None) -> No
 
 async def state_metadata_topic(identity: OwnIdentity, topic_name: str) -> None:
     """State that the rebuilt metadata topic is valid now. Raises ArchiveMismatch at a mirror."""
-    found = await identity.look()
-    if found is not None:
-        found.check_is_the_archive()
-    await identity.state(replace(found or ArchiveIdentity(), manager=f"topic {topic_name}"))
+    identity_seen = await identity.look()
+    if identity_seen is not None:
+        identity_seen.check_is_the_archive()
+    await identity.state(replace(identity_seen or ArchiveIdentity(), manager=f"topic {topic_name}"))

@@ -128,17 +128,17 @@ async def read_published_conditions(
 ) -> dict[ConditionsObject, Condition]:
     """The archive's. Those in `known` are not read again. Raises RemoteStorageError."""
     listed = await objects.list_published_conditions()
-    found = {one: known.get(one) for one in listed}
+    conditions = {one: known.get(one) for one in listed}
 
     async def read(one: ConditionsObject) -> None:
         try:
             raw = await objects.get_conditions(one)
-            found[one] = None if raw is None else _decode(raw, one)
+            conditions[one] = None if raw is None else _decode(raw, one)
         except DamagedObject as damage:
-            found[one] = of_partition(one.name, one.tp, str(damage))
+            conditions[one] = of_partition(one.name, one.tp, str(damage))
 
-    await for_each([one for one in listed if found[one] is None], read, _READ_AT_ONCE)
-    return {one: condition for one, condition in found.items() if condition is not None}
+    await for_each([one for one in listed if conditions[one] is None], read, _READ_AT_ONCE)
+    return {one: condition for one, condition in conditions.items() if condition is not None}
 
 
 def encode_conditions(one: Condition) -> bytes:

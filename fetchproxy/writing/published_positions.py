@@ -81,14 +81,14 @@ class PublishedPositions:
                 log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
     async def _current(self) -> tuple[Positions, OperatorNotes]:
-        found: dict[tuple[UUID, int], int] = {}
+        positions: dict[tuple[UUID, int], int] = {}
         for piece in pieces(list(self.tps())):
             for tp in piece:
                 at = self.archiver_position(tp)
                 if at is not None:
-                    found[tp.topic_id, tp.partition] = at
+                    positions[tp.topic_id, tp.partition] = at
             await asyncio.sleep(0)
-        return found, self.operator_notes({topic_id for topic_id, _ in found})
+        return positions, self.operator_notes({topic_id for topic_id, _ in positions})
 
     async def _tell(self, positions: Positions, operator_notes: OperatorNotes) -> bool:
         self._beat += 1

@@ -355,9 +355,9 @@ class RemoteLogManager(ArchiverParts):
                 log.info("stale_uploads_aborted", count=aborted)
 
     async def _discover(self, spool: Spool) -> None:
-        self._found = found = await self.discovery.look()
-        self._leadership.manage(found)
-        tps = partitions_of(found)
+        self._found = topics = await self.discovery.look()
+        self._leadership.manage(topics)
+        tps = partitions_of(topics)
         for tp in tps:
             self._assign(tp, spool)
         self._wake()

@@ -54,12 +54,12 @@ class TopicRecorder:
         def described(topic: TopicInfo) -> TopicDescription:
             before, empty = known.get(topic.topic_id), dict[int, int]()
             for number in topic.leaders:
-                found = log_offsets[TopicIdPartition(topic.topic_id, topic.name, number)]
-                if isinstance(found, ClusterError):
+                offsets = log_offsets[TopicIdPartition(topic.topic_id, topic.name, number)]
+                if isinstance(offsets, ClusterError):
                     if before is not None and number in before.empty:
                         empty[number] = before.empty[number]  # as last known
-                elif found.log_start_offset == found.high_watermark:
-                    empty[number] = found.log_start_offset
+                elif offsets.log_start_offset == offsets.high_watermark:
+                    empty[number] = offsets.log_start_offset
             count = max(topic.leaders, default=0) + 1
             return TopicDescription(
                 topic.topic_id, topic.name, count, cluster_id, empty, self._wall_clock_ms()

@@ -85,28 +85,28 @@ def locate_addresses(
     payload: Buffer, api_key: int, api_version: int
 ) -> Generator[None, None, Located]:
     """In steps. Raises `WireError`."""
-    found = Located()
-    yield from _LOCATE[api_key](response_body(payload, api_key, api_version), api_version, found)
-    return found
+    located = Located()
+    yield from _LOCATE[api_key](response_body(payload, api_key, api_version), api_version, located)
+    return located
 
 
 def splice_addresses(
-    payload: Buffer, api_key: int, api_version: int, found: Located, lookup: Lookup
+    payload: Buffer, api_key: int, api_version: int, located: Located, lookup: Lookup
 ) -> Generator[None, None, bytes]:
     """The response with each address replaced by the result of `lookup`, in steps. Raises
     `WireError`.
     """
-    if found.tags_at:
+    if located.tags_at:
         view = memoryview(payload)
-        tags = splice_node_endpoints_tag(view[found.tags_at :], lookup)
-        return b"".join((view[: found.tags_at], tags))
+        tags = splice_node_endpoints_tag(view[located.tags_at :], lookup)
+        return b"".join((view[: located.tags_at], tags))
     flexible = is_flexible(api_key, api_version)
     pieces: list[Buffer] = []
     start = 0
-    for first in range(0, len(found.places), _ELEMENTS_PER_STEP):
+    for first in range(0, len(located.places), _ELEMENTS_PER_STEP):
         if first:
             yield
-        some = found.places[first : first + _ELEMENTS_PER_STEP]
+        some = located.places[first : first + _ELEMENTS_PER_STEP]
         pieces += _replaced(payload, start, some[-1].end, some, flexible, lookup)
         start = some[-1].end
     return b"".join([*pieces, memoryview(payload)[start:]])
@@ -218,7 +218,7 @@ def hide_node_endpoints(tags: bytes) -> bytes:
     return bytes(out)
 
 
-def _in_metadata(cursor: Cursor, version: int, found: Located) -> _Steps:
+def _in_metadata(cursor: Cursor, version: int, located: Located) -> _Steps:
     """The brokers come first; the topics after them are not read."""
     flexible = version >= 9
     if version >= 3:
@@ -226,13 +226,13 @@ def _in_metadata(cursor: Cursor, version: int, found: Located) -> _Steps:
     for number in range(_count(cursor, flexible, NODES_MAX)):
         if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
-        found.add(read_place(cursor, flexible))
+        located.add(read_place(cursor, flexible))
         if version >= 1:
             cursor.skip_string(flexible)
         cursor.skip_tags(flexible)
 
 
-def _in_find_coordinator(cursor: Cursor, version: int, found: Located) -> _Steps:
+def _in_find_coordinator(cursor: Cursor, version: int, located: Located) -> _Steps:
     """One address up to v3, one address a key from v4 on (KIP-699)."""
     flexible = version >= 3
     if version >= 1:
@@ -241,19 +241,19 @@ def _in_find_coordinator(cursor: Cursor, version: int, found: Located) -> _Steps
         cursor.skip(2, "error code")
         if version >= 1:
             cursor.skip_string(flexible)
-        found.add(read_place(cursor, flexible))
+        located.add(read_place(cursor, flexible))
         return
     for number in range(_count(cursor, flexible, COORDINATORS_MAX)):
         if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
         cursor.skip_string(flexible)
-        found.add(read_place(cursor, flexible))
+        located.add(read_place(cursor, flexible))
         cursor.skip(2, "error code")
         cursor.skip_string(flexible)
         cursor.skip_tags()
 
 
-def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> _Steps:
+def _in_describe_cluster(cursor: Cursor, version: int, located: Located) -> _Steps:
     """The brokers (KIP-700), or the controllers (KIP-919)."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
@@ -264,7 +264,7 @@ def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> _Steps
     for number in range(_count(cursor, True, NODES_MAX)):
         if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
-        found.add(read_place(cursor, flexible=True))
+        located.add(read_place(cursor, flexible=True))
         cursor.skip_string(flexible=True)
         if version >= 2:
             cursor.skip(1, "is fenced")
@@ -272,7 +272,7 @@ def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> _Steps
 
 
 def _behind_share_topics(
-    cursor: Cursor, lock_timeout: bool, fetched: bool, found: Located
+    cursor: Cursor, lock_timeout: bool, fetched: bool, located: Located
 ) -> _Steps:
     """ShareFetch and ShareAcknowledge (KIP-932): a plain array after all topics."""
     cursor.skip(6, "throttle time and error code")
@@ -307,7 +307,7 @@ def _behind_share_topics(
             yield
         cursor.skip_tags()
     for place in read_node_endpoints(cursor):
-        found.add(place)
+        located.add(place)
 
 
 # Produce: NodeEndpoints are a tagged field of the whole response (KIP-951). Records are not read.
@@ -343,10 +343,10 @@ def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
         return 0
 
 
-def _in_produce(cursor: Cursor, version: int, found: Located) -> _Steps:
-    found.tags_at = yield from _produce_tags(cursor, version)
-    for place in tagged_node_endpoints(Cursor(cursor.buf, found.tags_at)):
-        found.add(place)
+def _in_produce(cursor: Cursor, version: int, located: Located) -> _Steps:
+    located.tags_at = yield from _produce_tags(cursor, version)
+    for place in tagged_node_endpoints(Cursor(cursor.buf, located.tags_at)):
+        located.add(place)
 
 
 def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:

@@ -36,9 +36,9 @@ def partitions_in(cursor: Cursor, api_version: int) -> Iterator[tuple[tuple[str,
 
     `cursor` stands at the request's body; `timeout_ms` (int32) follows. Raises `WireError`.
     """
-    for found in topics_in(cursor, api_version):
-        for partition, offset in found.rows:
-            yield (found.topic, partition), offset
+    for topic in topics_in(cursor, api_version):
+        for partition, offset in topic.rows:
+            yield (topic.topic, partition), offset
 
 
 def topics_in(cursor: Cursor, api_version: int) -> Iterator[TopicRows]:

@@ -155,10 +155,10 @@ def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | 
         at = body_at if version >= REPLICA_STATE_FROM else body_at + 4
         wait, min_bytes, bytes_max, isolation, session, epoch = _LIMITS.unpack_from(payload, at)
         read = _plain_request_flexible if version >= FETCH_FLEXIBLE_FROM else _plain_request_classic
-        found = read(payload, at + _LIMITS.size, version)
-        if found is None or isolation > 1:
+        request = read(payload, at + _LIMITS.size, version)
+        if request is None or isolation > 1:
             return None
-        partitions, rack, tags = found
+        partitions, rack, tags = request
         values = (
             version,
             INT32.unpack_from(payload, 4)[0],
@@ -305,7 +305,7 @@ def _topic_ref(cursor: Cursor, version: int) -> TopicRef:
 
 
 def _read_partitions(
-    cursor: Cursor, version: int, found: dict[PartitionKey, FetchEntry]
+    cursor: Cursor, version: int, entries: dict[PartitionKey, FetchEntry]
 ) -> Iterator[None]:
     flexible = version >= FETCH_FLEXIBLE_FROM
     size = REQUEST_ENTRY_BYTES[version]
@@ -318,7 +318,7 @@ def _read_partitions(
             start = cursor.skip(size, "fetch partition")
             cursor.skip_tags(flexible)
             number = INT32.unpack_from(cursor.buf, start)[0]
-            found[topic, number] = bytes(cursor.buf[start : cursor.pos])
+            entries[topic, number] = bytes(cursor.buf[start : cursor.pos])
             step += 1
             if step % _PARTITIONS_PER_STEP == 0:
                 yield
@@ -328,13 +328,13 @@ def _read_partitions(
             yield
 
 
-def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> Iterator[None]:
+def _read_forgotten(cursor: Cursor, version: int, forgotten: list[PartitionKey]) -> Iterator[None]:
     flexible = version >= FETCH_FLEXIBLE_FROM
     for number in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
         count = cursor.count(flexible) or 0
-        _within(PARTITIONS_MAX - len(found), count, "forgotten partitions")
-        found.extend((topic, cursor.int32()) for _ in range(count))
+        _within(PARTITIONS_MAX - len(forgotten), count, "forgotten partitions")
+        forgotten.extend((topic, cursor.int32()) for _ in range(count))
         cursor.skip_tags(flexible)
         if number % _PARTITIONS_PER_STEP == 0 or count > _PARTITIONS_PER_STEP:
             yield

@@ -91,7 +91,7 @@ def timestamp_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None
     cursor = Cursor(buf, body_pos)
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     cursor.skip(4 + 1, "replica id and isolation level")
-    row, found = Struct(_PARTITION_FORMAT + "x" * flexible), None
+    row, timestamp = Struct(_PARTITION_FORMAT + "x" * flexible), None
     topics = cursor.count(flexible) or 0
     if topics > _TOPICS_AT_ONCE:
         return None
@@ -107,11 +107,11 @@ def timestamp_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None
             column = bytes(buf[at + n : cursor.pos : row.size])
             if column.strip(timestamp_bytes[n : n + 1]):
                 return None
-        if found not in (None, first):
+        if timestamp not in (None, first):
             return None
-        found = first
+        timestamp = first
         cursor.skip_tags(flexible)
-    return found
+    return timestamp
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
@@ -132,8 +132,8 @@ def result_rows_in(cursor: Cursor, api_version: int) -> Iterator[TopicRows]:
     if api_version >= _LEADER_EPOCH_FROM:
         yield from cursor.by_topic(">ihqqi", flexible)
         return
-    for found in cursor.by_topic(">ihqq", flexible):
-        yield found._replace(rows=((*row, UNKNOWN_EPOCH) for row in found.rows))
+    for topic in cursor.by_topic(">ihqq", flexible):
+        yield topic._replace(rows=((*row, UNKNOWN_EPOCH) for row in topic.rows))
 
 
 def write_request(

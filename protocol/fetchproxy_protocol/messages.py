@@ -146,17 +146,17 @@ class Structure(Composite):
     def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> _Steps:
         if self._nullable and cursor.int8() < 0:
             return None
-        found: MessageFields = {}
+        fields: MessageFields = {}
         for field in self.fields:
             kind = field.kind
             if not field.within(version):
-                found[field.name] = field.default
+                fields[field.name] = field.default
             elif isinstance(kind, Plain):
-                found[field.name] = kind.read(cursor, version, flexible)
+                fields[field.name] = kind.read(cursor, version, flexible)
             else:
-                found[field.name] = yield from kind.read(cursor, version, flexible)
+                fields[field.name] = yield from kind.read(cursor, version, flexible)
         cursor.skip_tags(flexible)
-        return found
+        return fields
 
     def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> _Steps:
         if self._nullable:

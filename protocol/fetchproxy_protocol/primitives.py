@@ -276,9 +276,9 @@ class Cursor:
 
     def tags(self) -> list[tuple[int, int, int]]:
         """A tagged-field section as (tag, start, end), with positions in `buf`."""
-        found = []
+        tag_list = []
         for _ in range(self._tag_count()):
             tag = self.uvarint()
             size = self.uvarint()
-            found.append((tag, self.skip(size, "tagged field"), self.pos))
-        return found
+            tag_list.append((tag, self.skip(size, "tagged field"), self.pos))
+        return tag_list

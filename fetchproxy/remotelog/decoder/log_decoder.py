@@ -307,11 +307,11 @@ class LogDecoder:
         columns = (POSITION, SIZE, CRC)
         rows = headers.table[indices][:, columns].tolist()
         for i, (start, size, crc) in zip(indices.tolist(), rows, strict=True):
-            found = crc32c(view[start + CRC_COVERS_FROM : start + size])
-            if found == crc:
+            computed_crc = crc32c(view[start + CRC_COVERS_FROM : start + size])
+            if computed_crc == crc:
                 sound.add(i)
             else:
-                message = f"batch has CRC-32C {found:08x}, its header says {crc:08x}"
+                message = f"batch has CRC-32C {computed_crc:08x}, its header says {crc:08x}"
                 self._fault_in(headers, i, message)
         return sound
 

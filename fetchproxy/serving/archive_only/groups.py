@@ -628,9 +628,9 @@ class GroupCoordinator:
         group.join(self._now(), request, partial(_give, reply))
         self._note_size(group)
         self._settle(group)
-        found = await reply
+        join_reply = await reply
         await checkpoint(len(group.members))  # all members get their replies in the same moment
-        return found
+        return join_reply
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncReply:
         """Returns when the leader has sent all assignments."""
@@ -646,9 +646,9 @@ class GroupCoordinator:
         del request  # frees the rest of the request during the wait
         self._note_size(group)
         self._settle(group)
-        found = await reply
+        sync_reply = await reply
         await checkpoint(len(group.members))
-        return found
+        return sync_reply
 
     def heartbeat(self, group_id: str, member: Membership) -> ErrorCode:
         group = self.by_id.get(group_id)

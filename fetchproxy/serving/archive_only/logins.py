@@ -136,19 +136,19 @@ class ClientFirst:
 def read_first(token: bytes) -> ClientFirst:
     """Raises LoginRefused."""
     text = _text(token)
-    found = _FIRST.fullmatch(text)
-    if found is None:
+    match = _FIRST.fullmatch(text)
+    if match is None:
         raise _malformed("no client-first message without channel binding")
-    nonce, _, extensions = found["bare"].partition(",r=")[2].partition(",")
-    name = _name(found["name"])
+    nonce, _, extensions = match["bare"].partition(",r=")[2].partition(",")
+    name = _name(match["name"])
     if extensions:
         # For example Kafka's `tokenauth`: there are no delegation tokens here.
         raise _malformed("extensions are not supported")
     if not _NONCE.fullmatch(nonce):
         raise _malformed("no nonce")
-    if found["authzid"] and _name(found["authzid"]) != name:
+    if match["authzid"] and _name(match["authzid"]) != name:
         raise _malformed("acting as another user is not supported")
-    return ClientFirst(found["header"], found["bare"], name, nonce)
+    return ClientFirst(match["header"], match["bare"], name, nonce)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +180,18 @@ def _read_plain(token: bytes) -> tuple[str, str, str] | None:
 
 def server_final(challenge: Challenge, token: bytes) -> bytes | None:
     """The server's proof for the client; None: a wrong password. Raises LoginRefused."""
-    found = _FINAL.fullmatch(_text(token))
-    if found is None:
+    match = _FINAL.fullmatch(_text(token))
+    if match is None:
         raise _malformed("no client-final message")
     if (
-        _decoded(found["binding"]) != challenge.first.header.encode()
-        or found["nonce"] != challenge.nonce
+        _decoded(match["binding"]) != challenge.first.header.encode()
+        or match["nonce"] != challenge.nonce
     ):
         raise _malformed("a client-final message of another exchange")
     name = HASHES[challenge.mechanism]
-    auth_message = ",".join((challenge.first.bare, challenge.message, found["bare"])).encode()
+    auth_message = ",".join((challenge.first.bare, challenge.message, match["bare"])).encode()
     signature = hmac.digest(challenge.credential.stored_key, auth_message, name)
-    proof = _decoded(found["proof"])
+    proof = _decoded(match["proof"])
     if len(proof) != len(signature):
         raise _malformed(f"a proof of {len(proof)} bytes")
     client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
@@ -340,7 +340,7 @@ def _credential(name: str, mechanism: str, value: object) -> ScramCredential:
 def _names(name: str, key: str, table: Mapping[str, Any]) -> Names:
     """Without the key: none."""
     patterns = table.get(key, [])
-    if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise ValueError(f'{name}, {key}: expected a list such as ["orders", "payments-*"]')
     try:
         return Names.of(patterns)

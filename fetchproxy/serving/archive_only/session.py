@@ -202,10 +202,10 @@ class WholeRequests(RequestFraming[RequestHead]):
     _session: ArchiveOnlySession
 
     def _consume(self, view: memoryview) -> int:
-        found = self._next(view, 0, len(view))
-        if found is None:
+        request = self._next(view, 0, len(view))
+        if request is None:
             return 0
-        whole = 4 + found[0]
+        whole = 4 + request[0]
         if len(view) < whole:
             self._whole_at = whole
             return 0

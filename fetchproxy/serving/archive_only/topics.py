@@ -55,8 +55,8 @@ class Catalogue:
     by_id: Mapping[UUID, ArchivedTopic]
 
     def partition(self, topic: str, number: int) -> TopicIdPartition | None:
-        found = self.by_name.get(topic)
-        return None if found is None else found.partition(number)
+        archived_topic = self.by_name.get(topic)
+        return None if archived_topic is None else archived_topic.partition(number)
 
 
 def build_catalogue(
@@ -169,16 +169,16 @@ class ArchiveWatch:
         self, tps: Iterable[TopicIdPartition]
     ) -> dict[TopicIdPartition, PartitionView | RemoteStorageError]:
         """As `view`, for all of them at once; a topic with many of them is listed once."""
-        found: dict[TopicIdPartition, PartitionView | RemoteStorageError] = {}
+        results: dict[TopicIdPartition, PartitionView | RemoteStorageError] = {}
         by_topic: dict[UUID, set[TopicIdPartition]] = {}
         async for tp in cooperative(tps):
             by_topic.setdefault(tp.topic_id, set()).add(tp)
 
         async def look(tp: TopicIdPartition) -> None:
             try:
-                found[tp] = await self.view(tp)
+                results[tp] = await self.view(tp)
             except RemoteStorageError as error:
-                found[tp] = error
+                results[tp] = error
 
         async def look_at_topic(tps_of_topic: Collection[TopicIdPartition]) -> None:
             topic_id = next(iter(tps_of_topic)).topic_id
@@ -190,7 +190,7 @@ class ArchiveWatch:
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
                     async for tp in cooperative(tps_of_topic, _VIEWS_AT_ONCE):
-                        found[tp] = self._rlmm.view(tp) or error
+                        results[tp] = self._rlmm.view(tp) or error
                     return
                 # One partition's folder cannot be listed: the others are looked at alone.
             async for tp in cooperative(tps_of_topic, _VIEWS_AT_ONCE):
@@ -206,7 +206,7 @@ class ArchiveWatch:
         async with asyncio.TaskGroup() as looks:
             looks.create_task(for_each(many, look_at_topic, READS_AT_ONCE_MAX))
             looks.create_task(for_each(few, look, READS_AT_ONCE_MAX))
-        return found
+        return results
 
     def watch_ends(self, tps: Iterable[TopicIdPartition]) -> None:
         """Clients wait at these ends: look for a while whether they grow."""

@@ -63,8 +63,8 @@ class ServerNames:
         """None: the bootstrap, by its name or without a name."""
         if name is None or name.lower() == self._bootstrap:
             return None
-        found = self._node.fullmatch(name.lower())
-        return None if found is None else int(found[1])
+        match = self._node.fullmatch(name.lower())
+        return None if match is None else int(match[1])
 
     def knows(self, name: str | None) -> bool:
         is_bootstrap = name is None or name.lower() == self._bootstrap
@@ -224,10 +224,10 @@ class AdvertisedAddresses:
                 return [at_once(splice_addresses(payload, api_key, version, known, self.lookup))]
 
         async def open_and_splice() -> Sequence[Buffer]:
-            found = await in_steps(locating) if known is None else known
-            if not self._nodes.heard_of(found.nodes):
-                await self._nodes.ensure(found.nodes)
-            splicing = splice_addresses(payload, api_key, version, found, self.lookup)
+            located = await in_steps(locating) if known is None else known
+            if not self._nodes.heard_of(located.nodes):
+                await self._nodes.ensure(located.nodes)
+            splicing = splice_addresses(payload, api_key, version, located, self.lookup)
             return [await in_steps(splicing)]
 
         return open_and_splice()

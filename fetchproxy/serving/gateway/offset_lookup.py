@@ -133,21 +133,21 @@ class ArchiveLookup:
     async def identify(self, names: Collection[str]) -> Identified:
         """Asks the brokers, and no store: the list of archived topics is in memory."""
         knowledge = self.archive.knowledge
-        found = Identified({}, {}, {}, {})
+        identified = Identified({}, {}, {}, {})
         for name, topic in (await self._topics(names)).items():
             if isinstance(topic, TopicInfo):
-                found.others[name] = topic
+                identified.others[name] = topic
             elif not self._is_hidden(name, topic):
-                found.unknown[name] = topic
-        ids = {topic.topic_id for topic in found.others.values()}
+                identified.unknown[name] = topic
+        ids = {topic.topic_id for topic in identified.others.values()}
         try:
             archived = await knowledge.archived_among(ids)
         except RemoteStorageError as error:
-            found.unknown.update(dict.fromkeys(found.others, error))
-            return found._replace(others={}, unlisted=found.others)
-        for name in [name for name, t in found.others.items() if t.topic_id in archived]:
-            found.archived[name] = found.others.pop(name)
-        return found
+            identified.unknown.update(dict.fromkeys(identified.others, error))
+            return identified._replace(others={}, unlisted=identified.others)
+        for name in [name for name, t in identified.others.items() if t.topic_id in archived]:
+            identified.archived[name] = identified.others.pop(name)
+        return identified
 
     async def _topics(self, names: Collection[str]) -> Mapping[str, TopicInfo | ClusterError]:
         cluster = self.archive.cluster
@@ -176,23 +176,23 @@ class ArchiveLookup:
         Raises nothing.
         """
         oldest = self.archive.clock() - VIEW_AGE_MAX_S
-        found: dict[TopicIdPartition, ViewResult] = {}
-        wanting = await self._settled(tps, oldest, found)
+        results: dict[TopicIdPartition, ViewResult] = {}
+        wanting = await self._settled(tps, oldest, results)
         if wanting:
             # Concurrent callers with an old view share the first one's read.
             await self._refresh(wanting, oldest)
             bare = await chosen(wanting, self._is_bare)
             await self._refresh(bare, self.responded_at)
-            found |= await self._views_to_show(wanting)
-        return found
+            results |= await self._views_to_show(wanting)
+        return results
 
     async def _settled(
         self,
         tps: Collection[TopicIdPartition],
         oldest: float,
-        found: dict[TopicIdPartition, ViewResult],
+        results: dict[TopicIdPartition, ViewResult],
     ) -> list[TopicIdPartition]:
-        """Puts partitions that need no read and no request into `found`; returns the others.
+        """Puts partitions that need no read and no request into `results`; returns the others.
 
         In one pass, because nearly always nearly all are settled.
         """
@@ -206,7 +206,7 @@ class ArchiveLookup:
             if settled_view is None:
                 left.append(tp)
             else:
-                found[tp] = ViewResult(settled_view, None)
+                results[tp] = ViewResult(settled_view, None)
         return left
 
     async def views_reaching(
@@ -309,13 +309,13 @@ class ArchiveLookup:
         """The views that clients may see, compared with their leaders."""
         views = self.archive.views
         checked = await views.check(tps, self.archive.clock() + COMPARE_WAIT_MAX_S)
-        found: dict[TopicIdPartition, ViewResult] = {}
+        results: dict[TopicIdPartition, ViewResult] = {}
         async for tp in cooperative(tps):
             failure = self._failures.get(tp)
             if tp in checked:
                 failure = ClusterUnavailable(f"{tp}: its new leader does not respond")
-            found[tp] = ViewResult(None if tp in checked else views.view(tp), failure)
-        return found
+            results[tp] = ViewResult(None if tp in checked else views.view(tp), failure)
+        return results
 
 
 def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
@@ -326,16 +326,16 @@ def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
 
 async def topics_above_0(payload: bytes, version: int) -> set[str]:
     """Topics with a partition that begins above 0: the others have no archived records below."""
-    found: set[str] = set()
+    topics: set[str] = set()
     async for topic, rows, _, _ in cooperative(rows_in(payload, version)):
-        if topic in found:
+        if topic in topics:
             continue
         for piece in pieces(rows, ROWS_AT_ONCE):
             if any(offset and not error_code for _, error_code, _, offset, _ in piece):
-                found.add(topic)
+                topics.add(topic)
                 break
             await a_turn()
-    return found
+    return topics
 
 
 async def patch_starts(

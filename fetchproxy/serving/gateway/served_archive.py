@@ -271,15 +271,15 @@ class ArchivedTopics:
 
     def _new(self) -> set[TopicName]:
         """Some new names of each client in turn, so that one with many does not hold up others."""
-        found, read = set[TopicName](), 0
+        new_topics, read = set[TopicName](), 0
         while self._waiting and read < LOOK_UPS_AT_ONCE:
             client = self._waiting.popleft()
             some = [client.new.popleft() for _ in range(min(len(client.new), LOOK_UPS_A_CLIENT))]
             read += 1 + len(some)
-            found.update(n for n in some if n in self._clients_of and n not in self._read_at)
+            new_topics.update(n for n in some if n in self._clients_of and n not in self._read_at)
             if client.new:
                 self._waiting.append(client)
-        return found
+        return new_topics
 
     async def _look_up(self, due: Sequence[TopicName]) -> None:
         """One Metadata request for all names, one for all ids; one listing per archived topic."""

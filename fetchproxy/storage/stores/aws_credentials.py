@@ -90,8 +90,8 @@ class AwsCredentials:
             before = self._current and await self._current.get_frozen_credentials()
             session = AioSession(profile=self._profile)
             await read_files(session)
-            found = await session.get_credentials()
-            if found is None or await found.get_frozen_credentials() == before:
+            credentials = await session.get_credentials()
+            if credentials is None or await credentials.get_frozen_credentials() == before:
                 return
         except (BotoCoreError, OSError, ValueError) as error:
             log.warning(
@@ -100,6 +100,6 @@ class AwsCredentials:
                 hint="correct the source of the credentials; it is read again without a restart",
             )
             return
-        self._current = found
+        self._current = credentials
         self.generation += 1
-        log.info("aws_credentials_changed", method=found.method)
+        log.info("aws_credentials_changed", method=credentials.method)

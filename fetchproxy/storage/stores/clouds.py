@@ -95,20 +95,20 @@ def azure_settings(environment: Mapping[str, str]) -> dict[str, Any]:
     `AZURE_CLIENT_ID`, `AZURE_TENANT_ID`, `AZURE_CLIENT_SECRET`, `AZURE_FEDERATED_TOKEN_FILE`, and a
     machine's managed identity.
     """
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         setting: environment[name]
         for name, setting in _OF_COMMAND_LINE.items()
         if environment.get(name)
     }
     endpoint = environment.get("AZURE_STORAGE_ENDPOINT") or environment.get("AZURE_ENDPOINT")
     if endpoint:
-        found["endpoint"] = endpoint
+        settings["endpoint"] = endpoint
     if text := environment.get(_CONNECTION_STRING):
-        found |= _connection_string(text, _CONNECTION_STRING)
+        settings |= _connection_string(text, _CONNECTION_STRING)
     file = environment.get(_CONNECTION_FILE)
     if file and (text := secret_from(Path(file), _CONNECTION_FILE)):
-        found |= _connection_string(text, f"the file of {_CONNECTION_FILE}")
-    return found
+        settings |= _connection_string(text, f"the file of {_CONNECTION_FILE}")
+    return settings
 
 
 def _connection_string(text: str, where: str) -> dict[str, str]:
@@ -119,12 +119,14 @@ def _connection_string(text: str, where: str) -> dict[str, str]:
             # The error does not quote the string, which contains a secret.
             raise ConfigError(f"{where}: expected name=value;name=value")
         words[name.strip().lower()] = value.strip()
-    found = {
+    settings = {
         setting: words[name] for name, setting in _OF_CONNECTION_STRING.items() if name in words
     }
-    if "endpoint" not in found and "endpointsuffix" in words and "account_name" in found:
+    if "endpoint" not in settings and "endpointsuffix" in words and "account_name" in settings:
         scheme = words.get("defaultendpointsprotocol", "https")
-        found["endpoint"] = f"{scheme}://{found['account_name']}.blob.{words['endpointsuffix']}"
-    if "sas_key" in found:
-        found["sas_key"] = found["sas_key"].lstrip("?")
-    return found
+        settings["endpoint"] = (
+            f"{scheme}://{settings['account_name']}.blob.{words['endpointsuffix']}"
+        )
+    if "sas_key" in settings:
+        settings["sas_key"] = settings["sas_key"].lstrip("?")
+    return settings

@@ -138,8 +138,8 @@ class HdfsObjectStore(ObjectStore):
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         folder, slash, name_start = check_prefix(prefix).rpartition("/")
         await self._check_listed()
-        async for key, found in self._walk(folder + slash, name_start, start_after):
-            yield StoredObject(key, found.size_bytes, found.version)
+        async for key, status in self._walk(folder + slash, name_start, start_after):
+            yield StoredObject(key, status.size_bytes, status.version)
         # If the folder has gone, files that vanished during the walk were not deleted.
         await self._check_listed()
 
@@ -169,8 +169,8 @@ class HdfsObjectStore(ObjectStore):
         folder, slash, _ = check_prefix(prefix).rpartition("/")
         await self._check_listed()
         removed = 0
-        async for path, found in self._walk(folder + slash, "", "", temporaries=True):
-            if found.modified_epoch_ms < older_than_epoch_ms:
+        async for path, status in self._walk(folder + slash, "", "", temporaries=True):
+            if status.modified_epoch_ms < older_than_epoch_ms:
                 removed += await self._delete(path)
         return removed
 
@@ -297,8 +297,8 @@ class HdfsObjectStore(ObjectStore):
                     yield key, entry
             elif f"{key}/" > start_after or start_after.startswith(f"{key}/"):
                 below = self._walk(f"{key}/", "", start_after, temporaries=temporaries)
-                async for found in below:
-                    yield found
+                async for child in below:
+                    yield child
 
     async def _entries(
         self, folder: str, name_start: str = "", start_after: str = "", temporaries: bool = False

@@ -36,23 +36,23 @@ def webhdfs_addresses(authority: str) -> tuple[tuple[str, ...], bool]:
 
 def namenodes(properties: Properties, authority: str, where: str) -> tuple[tuple[str, ...], bool]:
     """As `webhdfs_addresses`; `where` is for errors. Pure."""
-    found = _Keys(properties, where)
+    keys = _Keys(properties, where)
     if not authority:
-        default = found.get("fs.defaultFS") or ""
+        default = keys.get("fs.defaultFS") or ""
         scheme, _, rest = default.partition("://")
         authority = rest.partition("/")[0]
         if scheme != "hdfs" or not authority:
             raise ValueError(f"it names no host, and {where} has no fs.defaultFS of hdfs://")
-    tls = (found.get("dfs.http.policy") or "").upper() == "HTTPS_ONLY"
-    if authority in found.names("dfs.nameservices"):
-        ids = found.names(f"dfs.ha.namenodes.{authority}")
-        suffixes = [f".{authority}.{one}" for one in ids] or [f".{authority}"]
-        return tuple(str(found.http_address(suffix, tls=tls)) for suffix in suffixes), tls
+    tls = (keys.get("dfs.http.policy") or "").upper() == "HTTPS_ONLY"
+    if authority in keys.names("dfs.nameservices"):
+        ids = keys.names(f"dfs.ha.namenodes.{authority}")
+        suffixes = [f".{authority}.{id_}" for id_ in ids] or [f".{authority}"]
+        return tuple(str(keys.http_address(suffix, tls=tls)) for suffix in suffixes), tls
     if not authority.rpartition(":")[2].isdecimal():
         raise ValueError(
             f"{authority!r} is no name service of dfs.nameservices in {where}, and no host:port"
         )
-    return (str(found.http_address("", authority, tls=tls)),), tls
+    return (str(keys.http_address("", authority, tls=tls)),), tls
 
 
 def read_properties(folder: Path) -> dict[str, str]:

@@ -375,9 +375,9 @@ class WrappedObjectStore(ObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         async with self.around("list", prefix) as came:
-            async for found in self.inner.list(prefix, start_after):
+            async for stored in self.inner.list(prefix, start_after):
                 came()
-                yield found
+                yield stored
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         async with self.around("list_folders", prefix) as came:

@@ -315,8 +315,8 @@ class ObstoreObjectStore(ObjectStore):
             pages = lister.list(folder, offset=offset, chunk_size=self._page_objects)
             while page := await self._next_page(pages):
                 seen += len(page)
-                for found in page:
-                    key = str(found["path"])
+                for item in page:
+                    key = str(item["path"])
                     if key <= last:
                         raise StorageUnavailable(f"{operation}: {key} is listed after {last}")
                     last = key
@@ -324,7 +324,7 @@ class ObstoreObjectStore(ObjectStore):
                         if key > prefix and key > start_after:
                             return
                         continue
-                    yield StoredObject(key, int(found["size"]), _version(found))
+                    yield StoredObject(key, int(item["size"]), _version(item))
             if seen % self._page_objects == 0 and not start_after:
                 await self._confirm_end(prefix, operation)
 
@@ -429,5 +429,5 @@ def _renewed(make: Callable[[], Clients]) -> Clients | None:
     return clients
 
 
-def _version(found: Any) -> str:
-    return str(found["e_tag"] or found["version"] or found["last_modified"]).strip('"')
+def _version(meta: Any) -> str:
+    return str(meta["e_tag"] or meta["version"] or meta["last_modified"]).strip('"')

@@ -33,10 +33,10 @@ _CHECKS: Mapping[str, Callable[[str], object]] = {
 @lru_cache(maxsize=1)
 def found_plugins() -> Mapping[str, tuple[EntryPoint, ...]]:
     """Entry points of all installed packages, by scheme. Imports none. Runs once per process."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    plugins: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUP):
-        found[point.name] = (*found.get(point.name, ()), point)
-    return found
+        plugins[point.name] = (*plugins.get(point.name, ()), point)
+    return plugins
 
 
 def plugin_of(scheme: str, built_in: Collection[str]) -> EntryPoint | None:

@@ -180,14 +180,14 @@ def _query(parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, str]:
     if parts.fragment:
         raise ValueError("no '#' there")
     known = ", ".join(allowed) or "none"
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in allowed:
             raise ValueError(f"unknown parameter {name!r}; known: {known}")
-        if not value or name in found:
+        if not value or name in parameters:
             raise ValueError(f"{name} is empty or given twice")
-        found[name] = value
-    return found
+        parameters[name] = value
+    return parameters
 
 
 _BUILT_IN: Mapping[str, Callable[[SplitResult], Location]] = {

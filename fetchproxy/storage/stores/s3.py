@@ -288,9 +288,9 @@ class S3ObjectStore(ObjectStore):
         last = start_after
         operation = f"list {check_prefix(prefix)}"
         async for page in self._pages(operation, Prefix=prefix, StartAfter=start_after):
-            for found in listed_objects(page, last, operation):
-                last = found.key
-                yield found
+            for stored in listed_objects(page, last, operation):
+                last = stored.key
+                yield stored
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         operation = f"list folders of {check_folder_prefix(prefix)}"
@@ -565,12 +565,12 @@ class S3ObjectStore(ObjectStore):
         }
 
     async def _uploads(self, client: Any, prefix: str, operation: str) -> Sequence[S3Response]:
-        found: Sequence[S3Response] = []
+        responses: Sequence[S3Response] = []
         with translated_s3_error(operation):
             pages = client.get_paginator("list_multipart_uploads")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
-                found = [*found, *page.get("Uploads", ())]
-        return found
+                responses = [*responses, *page.get("Uploads", ())]
+        return responses
 
     async def _abort(self, client: Any, upload: S3Response) -> None:
         key, upload_id = upload["Key"], upload["UploadId"]
@@ -600,8 +600,8 @@ class S3ObjectStore(ObjectStore):
 
     async def _abort_each_upload_to(self, key: str) -> bool:
         client = await self._opened()
-        found = await self._uploads(client, key, f"list uploads to {key}")
-        uploads = [upload for upload in found if upload["Key"] == key]
+        pages = await self._uploads(client, key, f"list uploads to {key}")
+        uploads = [upload for upload in pages if upload["Key"] == key]
         for upload in uploads:
             try:
                 await self._abort(client, upload)

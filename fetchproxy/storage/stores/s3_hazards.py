@@ -29,13 +29,13 @@ def bucket_hazards(
 ) -> Sequence[Hazard]:
     """Arguments: S3's responses; {}: not set."""
     rules = [rule for rule in lifecycle.get("Rules", ()) if _applies(rule, prefix)]
-    found = [hazard for rule in rules for hazard in _of_rule(bucket, rule)]
+    hazards = [hazard for rule in rules for hazard in _of_rule(bucket, rule)]
     retention = lock.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
     if retention:
         days = retention.get("Days") or 365 * retention.get("Years", 0)
         message = f"object lock keeps each object for {days} days, whatever the archive's retention"
         remedy = f"aws s3api put-object-lock-configuration --bucket {bucket} (no default retention)"
-        found.append(Hazard(message, remedy, False))
+        hazards.append(Hazard(message, remedy, False))
     ends = any("NoncurrentVersionExpiration" in rule for rule in rules)
     if versioning.get("Status") == "Enabled" and not ends:
         message = "the bucket keeps old versions for ever: deleted segments stay, and are billed"
@@ -43,8 +43,8 @@ def bucket_hazards(
             f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket} with a "
             "NoncurrentVersionExpiration"
         )
-        found.append(Hazard(message, remedy, False))
-    return found
+        hazards.append(Hazard(message, remedy, False))
+    return hazards
 
 
 def _applies(rule: Mapping[str, Any], prefix: str) -> bool:

@@ -247,8 +247,8 @@ class SegmentProbe:
         """
         for segment in segments:
             if segment.segment_id.id not in self._sound:
-                if found := await self._damage(segment):
-                    return found
+                if segment_damage := await self._damage(segment):
+                    return segment_damage
                 self._sound[segment.segment_id.id] = True
         return None
 
@@ -314,11 +314,14 @@ class _Partition:
     failed: set[UUID] = field(default_factory=set)  # segments for which the store failed last time
 
     def old_orphans(
-        self, found: Mapping[UUID, Objects], now: float, age_min_s: float
+        self, objects_by_id: Mapping[UUID, Objects], now: float, age_min_s: float
     ) -> list[UUID]:
-        """The ids in `found` (all current orphans) whose objects were unchanged for `age_min_s`."""
+        """The ids of those orphans whose objects have not changed for `age_min_s`.
+
+        `objects_by_id`: all orphans of now.
+        """
         before, self.orphans = self.orphans, {}
-        for segment_id, objects in found.items():
+        for segment_id, objects in objects_by_id.items():
             versions = frozenset((o.key, o.version) for o in objects.values())
             known = before.get(segment_id)
             self.orphans[segment_id] = known if known and known[0] == versions else (versions, now)
@@ -579,17 +582,19 @@ class Expirer:
         now = asyncio.get_running_loop().time()
         orphans = await find_orphans(self.objects, self.rlmm, tp)
         view = await self.rlmm.refresh(tp, now)
-        found = {i: o for i, o in orphans.items() if is_worthless(self.rsm, view, o)}
+        worthless = {i: o for i, o in orphans.items() if is_worthless(self.rsm, view, o)}
         age_min_s = self.limits.orphan_age_min_ms / 1000
-        old = partition.old_orphans(found, now, age_min_s)
+        old = partition.old_orphans(worthless, now, age_min_s)
         partition.orphan_kept = False
-        deletable = [i for i in old if await self._may_go(view, found[i], partition)]
-        await delete_orphans(self.objects, tp, [found[segment_id] for segment_id in deletable])
-        had_metadata = any(SegmentFile.METADATA in found[segment_id] for segment_id in deletable)
+        deletable = [i for i in old if await self._may_go(view, worthless[i], partition)]
+        await delete_orphans(self.objects, tp, [worthless[segment_id] for segment_id in deletable])
+        had_metadata = any(
+            SegmentFile.METADATA in worthless[segment_id] for segment_id in deletable
+        )
         if had_metadata and may_be_missed(len(view.segments)):
             await self.objects.put_past_changed(tp)  # for archive-only, which knew the attempt
         interval_s = self._orphan_check_interval_s(len(view.segments))
-        waits = age_min_s if len(old) < len(found) else interval_s
+        waits = age_min_s if len(old) < len(worthless) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)
 
     def _orphan_check_interval_s(self, segments: int) -> float:
@@ -603,13 +608,13 @@ class Expirer:
         offsets = await log_offsets_of(self.rsm, objects)
         if offsets is None:
             return True
-        found = holders(*offsets, view)
+        replacements = holders(*offsets, view)
         if SegmentFile.METADATA not in objects:
             end = view.log_end_offset
             deleted = offsets[1] < view.raised_log_start
-            if found is None or (not deleted and (end is None or end <= offsets[1])):
+            if replacements is None or (not deleted and (end is None or end <= offsets[1])):
                 return False
-        damage = await self._looks.damage(found or ())
+        damage = await self._looks.damage(replacements or ())
         if damage is not None:
             partition.orphan_kept = True
             self.published_conditions.hold(

@@ -67,10 +67,10 @@ def stand_ins(segment: RemoteLogSegmentMetadata, view: PartitionView) -> Segment
     """The segments of `view` that hold the offsets of a hidden segment, or of an attempt, of the
     same log. None: as `holders`. Empty also if the log of `segment` is dead (its epochs differ).
     """
-    found = holders(segment.start_offset, segment.end_offset, view)
-    if found and any(first_difference(other, segment) is not None for other in found):
+    replacements = holders(segment.start_offset, segment.end_offset, view)
+    if replacements and any(first_difference(other, segment) is not None for other in replacements):
         return ()
-    return found
+    return replacements
 
 
 def in_other_segments(
@@ -89,8 +89,10 @@ def in_other_segments(
         view.raised_log_start,
         view.history,
     )
-    found = stand_ins(segment, others)
-    return found if found and found[-1].end_offset >= segment.end_offset else None
+    replacements = stand_ins(segment, others)
+    return (
+        replacements if replacements and replacements[-1].end_offset >= segment.end_offset else None
+    )
 
 
 def holders(first: int, last: int, view: PartitionView) -> Segments | None:
@@ -99,7 +101,7 @@ def holders(first: int, last: int, view: PartitionView) -> Segments | None:
     None: some of these offsets lie between archived ones and no segment has them. Offsets above the
     archive's end need no holder: a failed attempt is repeated, and a log that was cut ends there.
     """
-    found: list[RemoteLogSegmentMetadata] = []
+    segments: list[RemoteLogSegmentMetadata] = []
     offset = max(first, view.raised_log_start)
     while offset <= last:
         other = view.segment_at_or_after(offset)
@@ -107,9 +109,9 @@ def holders(first: int, last: int, view: PartitionView) -> Segments | None:
             break
         if other.start_offset > offset:
             return None
-        found.append(other)
+        segments.append(other)
         offset = other.end_offset + 1
-    return tuple(found)
+    return tuple(segments)
 
 
 def _overlapping(segments: list[RemoteLogSegmentMetadata]) -> Iterator[Segments]:

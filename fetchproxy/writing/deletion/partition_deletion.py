@@ -226,24 +226,27 @@ class PartitionDeletion:
 
     async def _accumulated_elsewhere(self) -> set[UUID]:
         """The topics that archivers with other patterns archive."""
-        found: set[UUID] = set()
+        topic_ids: set[UUID] = set()
         async for stored in self.objects.list_archiver_positions():
             with suppress(ObjectNotFound, CorruptSegment):  # it has ended, or says nothing
                 raw = await self.objects.get_archiver_positions(stored.key)
-                found |= {topic_id for topic_id, _ in decode_positions(raw, stored.key)[0]}
-        return found
+                topic_ids |= {topic_id for topic_id, _ in decode_positions(raw, stored.key)[0]}
+        return topic_ids
 
     async def _grows(self, tps: list[TopicIdPartition]) -> bool:
         """Whether the brokers have records above the archive's end."""
         now = asyncio.get_running_loop().time()
         log_offsets = await self.cluster.fetch_log_offsets(tps, not_older_than=now)
-        for tp, found in log_offsets.items():
-            if not isinstance(found, LogOffsets) or self._covered.get(tp) == found.high_watermark:
+        for tp, offsets in log_offsets.items():
+            if (
+                not isinstance(offsets, LogOffsets)
+                or self._covered.get(tp) == offsets.high_watermark
+            ):
                 continue
             view = await self.rlmm.refresh(tp, now)
-            if found.high_watermark > max(view.log_end_offset or 0, found.log_start_offset):
+            if offsets.high_watermark > max(view.log_end_offset or 0, offsets.log_start_offset):
                 return True
-            self._covered[tp] = found.high_watermark
+            self._covered[tp] = offsets.high_watermark
         return False
 
     # --- whether it is the same cluster ---

@@ -111,13 +111,13 @@ def _topic_retention(topic_config: Mapping[str, str] | None) -> Mapping[str, int
     if topic_config is None:
         return dict.fromkeys(_SETTINGS, UNLIMITED)
     tier, kafka_prefix = ("remote_log", "") if _tiered(topic_config) else ("local", "local.")
-    found = {
+    settings = {
         f"{tier}_retention_{unit}": int(
             topic_config.get(f"{kafka_prefix}retention.{unit}", _AS_THE_WHOLE_LOG)
         )
         for unit in ("ms", "bytes")
     }
-    return {name: value for name, value in found.items() if value != _AS_THE_WHOLE_LOG}
+    return {name: value for name, value in settings.items() if value != _AS_THE_WHOLE_LOG}
 
 
 def _tiered(topic_config: Mapping[str, str]) -> bool:

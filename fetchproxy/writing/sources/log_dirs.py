@@ -91,15 +91,15 @@ def open_log_dir(path: Path) -> LogDir:
             f"archive.log_dirs: {path} is not a readable log directory of a broker: "
             f"{error.strerror}: {error.filename}"
         ) from error
-    found = dict(
+    folders = dict(
         (name.strip(), value.strip())
         for name, _, value in (line.partition("=") for line in lines if not line.startswith("#"))
     )
-    node_id = found.get("node.id", found.get("broker.id", ""))  # `broker.id` before KRaft
-    if "cluster.id" not in found or not re.fullmatch(r"[0-9]{1,10}", node_id, re.ASCII):
+    node_id = folders.get("node.id", folders.get("broker.id", ""))  # `broker.id` before KRaft
+    if "cluster.id" not in folders or not re.fullmatch(r"[0-9]{1,10}", node_id, re.ASCII):
         raise ConfigError(f"archive.log_dirs: {file} does not have cluster.id and node.id")
     # Java escapes = and : when it writes properties.
-    return LogDir(path, found["cluster.id"].replace("\\", ""), int(node_id))
+    return LogDir(path, folders["cluster.id"].replace("\\", ""), int(node_id))
 
 
 def log_dir_of(log_dirs: Iterable[LogDir], tp: TopicIdPartition) -> Path:
@@ -108,12 +108,12 @@ def log_dir_of(log_dirs: Iterable[LogDir], tp: TopicIdPartition) -> Path:
     for log_dir in log_dirs:
         folder = log_dir.path / f"{tp.topic}-{tp.partition}"
         try:
-            found = _topic_id((folder / "partition.metadata").read_text(encoding="utf-8"))
+            topic_id = _topic_id((folder / "partition.metadata").read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
         except UnicodeDecodeError:
-            found = None
-        if found == tp.topic_id:
+            topic_id = None
+        if topic_id == tp.topic_id:
             return folder
         wrong = f"{folder} belongs to another topic of this name"
     raise LogDirUnusable(
@@ -125,12 +125,12 @@ def list_partition(folder: Path) -> tuple[list[int], list[int]]:
     """(base offsets of all segments, of which the last is active; of transaction indexes), rising.
     Files that appear or disappear during the listing may be missing.
     """
-    found: dict[str, list[int]] = {LOG: [], TXN_INDEX: []}
+    offsets_by_suffix: dict[str, list[int]] = {LOG: [], TXN_INDEX: []}
     for name in os.listdir(folder):
         match = _NUMBERED.fullmatch(name)
         if match is not None:
-            found[match.group(2)].append(int(match.group(1)))
-    return sorted(found[LOG]), sorted(found[TXN_INDEX])
+            offsets_by_suffix[match.group(2)].append(int(match.group(1)))
+    return sorted(offsets_by_suffix[LOG]), sorted(offsets_by_suffix[TXN_INDEX])
 
 
 def file_of(folder: Path, offset: int, suffix: str) -> Path:
@@ -372,15 +372,15 @@ class _Reading:
         for fault in self._txns.end():
             raise CorruptSegment(f"{rolled.file}: its transaction index does not fit: {fault.what}")
         known = read_epochs(rolled.folder)
-        found = self.summary.leader_epochs
-        if known is not None and found:
+        leader_epochs = self.summary.leader_epochs
+        if known is not None and leader_epochs:
             expected_epochs = clip_epochs(known, rolled.position, self.summary.position - 1)
-            if not agrees(expected_epochs, found):
+            if not agrees(expected_epochs, leader_epochs):
                 log.info(
                     "leader_epochs_left_out",
                     **rolled.tp.logged,
                     file=str(rolled.file),
-                    leader_epochs=str(found),
+                    leader_epochs=str(leader_epochs),
                     checkpoint=str(expected_epochs),
                 )
                 self.epochs_count = False
@@ -423,7 +423,7 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
     log could be opened after the listing, so the listing has every later index.
     """
     end_offset = rolled.next_base_offset - 1
-    found: list[AbortedTxn] = []
+    aborted_txns: list[AbortedTxn] = []
     for base_offset in rolled.txn_indexes:
         if base_offset < rolled.base_offset:
             continue
@@ -433,10 +433,10 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
         # The broker may be appending an entry to the active segment's index.
         for entry in side_files.decode_aborted(raw[: len(raw) - len(raw) % side_files.ENTRY_BYTES]):
             if entry.first_offset <= end_offset and entry.last_offset >= rolled.position:
-                found.append(entry)
+                aborted_txns.append(entry)
             if entry.last_stable_offset > end_offset:
-                return found
-    return found
+                return aborted_txns
+    return aborted_txns
 
 
 def _kafka_files(rolled: RolledSegment, segment: AccumulatedSegment, *, whole: bool) -> KafkaFiles:
@@ -590,10 +590,10 @@ class LogDirsAccumulator(SegmentAccumulator):
                 f"{message}: what is below is in the broker's own tier, or was deleted just now; "
                 "run an archiver without archive.log_dirs once"
             )
-        found = rolled_at(segments, position)
-        if found is None or found[1] > log_offsets.last_stable_offset:
+        rolled = rolled_at(segments, position)
+        if rolled is None or rolled[1] > log_offsets.last_stable_offset:
             return None
-        return RolledSegment(self.tp, folder, txn_indexes, *found, position)
+        return RolledSegment(self.tp, folder, txn_indexes, *rolled, position)
 
     async def _take(self, rolled: RolledSegment) -> None:
         """Takes nothing if the broker has just deleted it: the next look finds a new log start."""

@@ -49,8 +49,8 @@ def _each(
     """Refuses each element of the array `request_field`; `kept`: its fields in the response."""
 
     async def refuse(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-        found = elements((await request.read())[request_field])
-        results = [{**refusal, **{name: one[name] for name in kept}} for one in found]
+        requested = elements((await request.read())[request_field])
+        results = [{**refusal, **{name: one[name] for name in kept}} for one in requested]
         return await request.respond({responded: results})
 
     return refuse
@@ -159,11 +159,13 @@ async def _list_config_resources(parts: ArchiveOnlyParts, request: Request) -> S
     types = elements((await request.read()).get("resource_types"))
     if request.version == 0:
         return await request.respond({"config_resources": ()})  # client metrics only
-    found = [{"resource_name": str(NODE_ID), "resource_type": _BROKER}]
+    config_resources = [{"resource_name": str(NODE_ID), "resource_type": _BROKER}]
     for name in parts.archive.catalogue.by_name:
         if request.may_read(name):
-            found.append({"resource_name": name, "resource_type": _TOPIC})
-    resources = [one for one in found if not types or one["resource_type"] in types]
+            config_resources.append({"resource_name": name, "resource_type": _TOPIC})
+    resources = [
+        resource for resource in config_resources if not types or resource["resource_type"] in types
+    ]
     return await request.respond({"config_resources": resources})
 
 
@@ -180,8 +182,8 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
     tps: list[TopicIdPartition] = []
     async for name, numbers in cooperative(partitions_of.items(), LOOKUP_TOPICS_AT_ONCE):
         topic = by_name.get(name) if request.may_read(name) else None
-        found = (topic.partition(number) for number in numbers) if topic is not None else ()
-        tps += [tp for tp in found if tp is not None]
+        topic_tps = (topic.partition(number) for number in numbers) if topic is not None else ()
+        tps += [tp for tp in topic_tps if tp is not None]
     topics: dict[str, list[MessageFields]] = {}
     views = await parts.archive.views(tps)
     async for tp, view in cooperative(views.items()):

@@ -47,7 +47,7 @@ _NOT_FOUND_FROM = 6  # before, an unknown group is Dead without an error
 async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """This node, for every group. There are no transactions and no share groups."""
     fields = await request.read()
-    found: dict[str, Any] = {
+    coordinator: dict[str, Any] = {
         "node_id": NODE_ID,
         "host": request.host,
         "port": request.port,
@@ -57,18 +57,18 @@ async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequen
     }
     if fields["key_type"] == _TRANSACTION:
         # A producer gives up; with other errors some look for the coordinator for minutes.
-        found = _no_coordinator(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, READ_ONLY)
+        coordinator = _no_coordinator(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, READ_ONLY)
     elif fields["key_type"] != _GROUP:
         words = "an archive coordinates consumer groups only"
-        found = _no_coordinator(ErrorCode.INVALID_REQUEST, words)
+        coordinator = _no_coordinator(ErrorCode.INVALID_REQUEST, words)
     refused = _no_coordinator(ErrorCode.GROUP_AUTHORIZATION_FAILED, "")
     if request.version >= _MANY_GROUPS_FROM:
         keys = dict.fromkeys(elements(fields["coordinator_keys"]))
-        every = [(found if request.may_join(key) else refused) | {"key": key} for key in keys]
-        found = {"coordinators": every}
+        every = [(coordinator if request.may_join(key) else refused) | {"key": key} for key in keys]
+        coordinator = {"coordinators": every}
     elif not request.may_join(fields["key"]):
-        found = refused
-    return await request.respond(found)
+        coordinator = refused
+    return await request.respond(coordinator)
 
 
 def _no_coordinator(error: ErrorCode, message: str) -> dict[str, Any]:
@@ -171,9 +171,9 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
     fields = await request.read()
     states = {state.lower() for state in elements(fields["states_filter"])}
     types = {kind.lower() for kind in elements(fields["types_filter"])}
-    found = dict.fromkeys(parts.offsets.groups(), ("consumer", GroupState.EMPTY))
+    listed_groups = dict.fromkeys(parts.offsets.groups(), ("consumer", GroupState.EMPTY))
     for group in parts.groups.by_id.values():
-        found[group.group_id] = (group.protocol_type or "", group.state)
+        listed_groups[group.group_id] = (group.protocol_type or "", group.state)
     groups = [
         {
             "group_id": group_id,
@@ -181,7 +181,7 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
             "group_state": state.value,
             "group_type": _CLASSIC,
         }
-        async for group_id, (protocol_type, state) in cooperative(found.items())
+        async for group_id, (protocol_type, state) in cooperative(listed_groups.items())
         if request.may_join(group_id)
         and (not states or state.value.lower() in states)
         and (not types or _CLASSIC in types)

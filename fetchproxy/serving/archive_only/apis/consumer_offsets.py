@@ -115,7 +115,7 @@ async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
         if request.may_join(fields["group_id"]):
             request.names_group(fields["group_id"])
         return await request.respond(await _fetch(parts, request, fields["group_id"], topics))
-    topics_of = {one["group_id"]: one["topics"] for one in elements(fields["groups"])}
+    topics_of = {element["group_id"]: element["topics"] for element in elements(fields["groups"])}
     if len(topics_of) == 1 and request.may_join(group_id := next(iter(topics_of))):
         request.names_group(group_id)
     groups = [
@@ -144,12 +144,14 @@ async def _fetch(
     else:
         by_name = {t["name"]: list(elements(t["partition_indexes"])) for t in topics}
     hidden = {n: by_name.pop(n) for n in list(by_name) if not request.may_read(n)}
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in by_name}
+    partitions_by_topic: dict[str, list[dict[str, Any]]] = {name: [] for name in by_name}
     async for name, number in cooperative(
         (n, p) for n, numbers in by_name.items() for p in numbers
     ):
-        found[name].append(_partition(parts, group, name, number))
-    readable = [{"name": name, "partitions": partitions} for name, partitions in found.items()]
+        partitions_by_topic[name].append(_partition(parts, group, name, number))
+    readable = [
+        {"name": name, "partitions": partitions} for name, partitions in partitions_by_topic.items()
+    ]
     return {"topics": readable + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
 
 

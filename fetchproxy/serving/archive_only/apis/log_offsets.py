@@ -126,10 +126,12 @@ async def _find(
         return _edge(view, end - 1, end - 1)
     if timestamp == wire.MAX_TIMESTAMP:
         timestamp = latest_ms
-    found = await parts.purgatory.first_offset_at_or_after(view.tp, timestamp, request.client)
-    if found is None:
+    first_record = await parts.purgatory.first_offset_at_or_after(
+        view.tp, timestamp, request.client
+    )
+    if first_record is None:
         return _NONE
-    offset, found_ms, epoch = found
+    offset, found_ms, epoch = first_record
     if parts.rlmm.of_mirror and any(first < offset for first in view.unreadable):
         raise CorruptSegment(f"{view.tp}: this mirror does not have all that is before {offset}")
     return found_ms, offset, epoch

@@ -131,20 +131,20 @@ async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int
     if not names:
         return payload
     lookup = ArchiveLookup(archive, archive.clock())
-    found = await lookup.identify(names)
+    identified = await lookup.identify(names)
     corrected = bytearray(payload)
-    others = await _about_to_have_an_archive(archive, found.others.values())
+    others = await _about_to_have_an_archive(archive, identified.others.values())
     starts, oldest = archive.starts, archive.clock() - VIEW_AGE_MAX_S
     left: list[OffsetResult] = []
     async for rows in cooperative(rows_in(payload, version)):
-        if (topic := found.archived.get(rows.topic)) is not None:
+        if (topic := identified.archived.get(rows.topic)) is not None:
             left += await patch_starts(corrected, version, rows, starts.of(topic, oldest))
-        elif rows.topic in others or rows.topic in found.unknown:
+        elif rows.topic in others or rows.topic in identified.unknown:
             left += await patch_starts(corrected, version, rows, lambda partition: None)
     if left:
         results = [(result, wire.EARLIEST) for result in left]
-        await _patch(lookup, found, results, corrected, version)
-    lookup.renew(found.archived.values())
+        await _patch(lookup, identified, results, corrected, version)
+    lookup.renew(identified.archived.values())
     return corrected
 
 
@@ -181,17 +181,17 @@ async def _correct(
     if not results:
         return payload
     corrected = bytearray(payload)
-    found = await lookup.identify({result.topic for result, _ in results})
-    left = await patch_times(archive, found.archived, results, corrected, version)
+    identified = await lookup.identify({result.topic for result, _ in results})
+    left = await patch_times(archive, identified.archived, results, corrected, version)
     if left:
-        await _patch(lookup, found, left, corrected, version, client)
-    lookup.renew(found.archived.values())
+        await _patch(lookup, identified, left, corrected, version, client)
+    lookup.renew(identified.archived.values())
     return corrected
 
 
 async def _patch(
     lookup: ArchiveLookup,
-    found: Identified,
+    identified: Identified,
     results: Sequence[tuple[OffsetResult, int]],
     corrected: bytearray,
     version: int,
@@ -204,15 +204,15 @@ async def _patch(
     async for result, timestamp in cooperative(results):
         if result.partition < 0:
             continue  # no archive has it, whatever the broker says
-        topic, of_topic = found.archived.get(result.topic), archived
+        topic, of_topic = identified.archived.get(result.topic), archived
         if topic is None:
-            topic, of_topic = found.others.get(result.topic), others
+            topic, of_topic = identified.others.get(result.topic), others
         if topic is None and of_records(timestamp):
-            topic, of_topic = found.unlisted.get(result.topic), unlisted
+            topic, of_topic = identified.unlisted.get(result.topic), unlisted
         if topic is not None:
             tp = TopicIdPartition(topic.topic_id, topic.name, result.partition)
             of_topic.append(_Question(result, timestamp, topic, tp))
-        elif result.topic in found.unknown:
+        elif result.topic in identified.unknown:
             wire.patch(corrected, version, not_known(result))
     if unlisted:
         async for question in cooperative(await _not_whole(lookup, unlisted)):
@@ -247,12 +247,12 @@ async def _about_to_be_archived(
     positions = archive.positions
     if earliest:
         await positions.first_look()
-    found = []
+    undecided = []
     async for question in cooperative(earliest):
         begin, result = positions.archiver_position(question.tp), question.result
         if begin is not None and 0 <= begin < result.offset:
-            found.append(result._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
-    return found
+            undecided.append(result._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
+    return undecided
 
 
 # --- what is known ---
@@ -342,10 +342,10 @@ async def _search(
         return await _max_timestamp(archive, question, view, client)
     if timestamp < 0:
         return edge_of_archive(result, timestamp, view)
-    found = await archive.purgatory.first_offset_at_or_after(view.tp, timestamp, client)
-    if found is None or 0 <= result.offset <= found[0]:
+    first_record = await archive.purgatory.first_offset_at_or_after(view.tp, timestamp, client)
+    if first_record is None or 0 <= result.offset <= first_record[0]:
         return result
-    return found_at(result, *found)
+    return found_at(result, *first_record)
 
 
 async def _max_timestamp(
@@ -361,10 +361,10 @@ async def _max_timestamp(
         if log_offsets.log_start_offset < log_offsets.high_watermark:
             return result
     while latest is not None and latest >= result.timestamp:
-        found = await archive.purgatory.first_offset_at_or_after(view.tp, latest, client)
-        if found is not None:
-            same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
-            return result if same else found_at(result, *found)
+        first_record = await archive.purgatory.first_offset_at_or_after(view.tp, latest, client)
+        if first_record is not None:
+            same = first_record[1] == result.timestamp and 0 <= result.offset <= first_record[0]
+            return result if same else found_at(result, *first_record)
         # The record was in a part that no longer counts (the index does not know more): at the
         # start by DeleteRecords, or after the place where an election cut the log.
         latest = view.segments.max_timestamp_ms(below=latest)

@@ -96,12 +96,12 @@ async def _correct(archive: ServedArchive, payload: bytes, version: int, epochs:
 async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) -> list[EpochResult]:
     """The results that the archive changes."""
     lookup = ArchiveLookup(archive, archive.clock(), FIRST_READ_WAIT_MAX_S)
-    found = await lookup.identify({result.topic for result in results})
-    async for name, error in cooperative(found.unknown.items(), WARNED_AT_ONCE):
+    identified = await lookup.identify({result.topic for result in results})
+    async for name, error in cooperative(identified.unknown.items(), WARNED_AT_ONCE):
         _warn(archive, name, error)
     known: dict[TopicIdPartition, EpochResult] = {}
     async for result in cooperative(results):
-        topic = found.archived.get(result.topic)
+        topic = identified.archived.get(result.topic)
         if topic is not None and result.partition >= 0:
             known[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
     lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
@@ -150,8 +150,10 @@ async def _local_epochs(
             epochs[tp] = log_offsets.log_start_epoch
         else:
             open_ones.append(tp)
-    found = await archive.cluster.fetch_log_offsets(open_ones, not_older_than=archive.clock())
-    async for tp, now in cooperative(found.items(), LINEAGES_AT_ONCE):
+    fresh_log_offsets = await archive.cluster.fetch_log_offsets(
+        open_ones, not_older_than=archive.clock()
+    )
+    async for tp, now in cooperative(fresh_log_offsets.items(), LINEAGES_AT_ONCE):
         if isinstance(now, ClusterError):
             epochs[tp] = now
             _warn(archive, tp.topic, now)
