@@ -359,10 +359,10 @@ async def run_archiver(
             async with _local_indexes(parts) as parts.local_indexes:
                 await _keep_archiving(parts, positions)
         await parts.own_archive.confirm()
-        left = await _archive_once(parts)
+        not_archived = await _archive_once(parts)
         for task in kept_up:
             task.cancel()
-    return left
+    return not_archived
 
 
 @asynccontextmanager

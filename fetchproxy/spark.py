@@ -54,9 +54,9 @@ def read_archive(
     `columns`: only these columns are built. `options`: the options of the format. Dictionaries are
     written as JSON; pass names with dots as `**{"store.timeout_ms": 1000}`. Raises ConfigError.
     """
-    given = _options(store, topics, options)
-    check_batch(parse_options(given))
-    return _loaded(spark, spark.read, given, columns)
+    source_options = _options(store, topics, options)
+    check_batch(parse_options(source_options))
+    return _loaded(spark, spark.read, source_options, columns)
 
 
 def follow_archive(
@@ -68,22 +68,25 @@ def follow_archive(
     **options: Any,
 ) -> DataFrame:
     """The same as a stream. Raises ConfigError."""
-    given = _options(store, topics, options)
-    check_stream(parse_options(given, streaming=True))
-    return _loaded(spark, spark.readStream, given, columns)
+    source_options = _options(store, topics, options)
+    check_stream(parse_options(source_options, streaming=True))
+    return _loaded(spark, spark.readStream, source_options, columns)
 
 
 def _loaded(
-    spark: SparkSession, reader: Any, given: Mapping[str, str], columns: Sequence[str] | None
+    spark: SparkSession,
+    reader: Any,
+    source_options: Mapping[str, str],
+    columns: Sequence[str] | None,
 ) -> DataFrame:
     register(spark)
-    named = reader.format(NAME).options(**given)
+    named = reader.format(NAME).options(**source_options)
     return (named if columns is None else named.schema(schema_of(columns))).load()
 
 
 def _options(store: str, topics: str | None, more: Mapping[str, Any]) -> dict[str, str]:
-    chosen = {"store": store, "topics": topics, **more}
-    return {name: _text(value) for name, value in chosen.items() if value is not None}
+    source_options = {"store": store, "topics": topics, **more}
+    return {name: _text(value) for name, value in source_options.items() if value is not None}
 
 
 def _text(value: Any) -> str:

@@ -44,8 +44,8 @@ class CompletenessCheck:
         in_topic = await self._segments_in_metadata_topic(report)
 
         def reported_holes() -> list[Offsets]:
-            there = self._not_in_store(in_topic or ())
-            return [*lost, *((s.start_offset, s.end_offset) for s in there)]
+            archived_offsets = self._not_in_store(in_topic or ())
+            return [*lost, *((s.start_offset, s.end_offset) for s in archived_offsets)]
 
         look = await look_at_offsets(
             records, self.stored, tp, lambda: refreshed(self.stored, tp), reported_holes
@@ -141,8 +141,8 @@ class CompletenessCheck:
     async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Condition]:
         """`before`: the topic's segments, read before the store. Reads the topic again after it."""
         now = await self._segments_in_metadata_topic(VerifyReport()) or ()
-        known = {s.segment_id: s for s in now}
-        unchanged = [s for s in before if known.get(s.segment_id) == s]
+        in_topic_by_id = {s.segment_id: s for s in now}
+        unchanged = [s for s in before if in_topic_by_id.get(s.segment_id) == s]
         stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(self.tp)}
         named = {problem.object_key for problem in self.stored.problems(self.tp)}
         faults: list[Condition] = []
@@ -166,7 +166,9 @@ class CompletenessCheck:
         log_start = self._log_start(self.topic)
         for segment in finished(stored.values()):
             first = max(segment.start_offset, log_start)
-            if segment.segment_id not in known and not in_offsets(first, segment.end_offset, seen):
+            if segment.segment_id not in in_topic_by_id and not in_offsets(
+                first, segment.end_offset, seen
+            ):
                 fault(segment, "it is not in the metadata topic: no reader sees it")
         return faults
 
@@ -176,11 +178,11 @@ async def refreshed(
 ) -> PartitionView:
     """The current view. Repeats a timed-out read while it progresses. Raises RemoteStorageError."""
     while True:
-        known = stored.objects_known(tp)
+        cached_objects = stored.objects_known(tp)
         try:
             return await stored.refresh(tp, asyncio.get_running_loop().time())
         except StorageUnavailable:
-            if stored.objects_known(tp) == known:
+            if stored.objects_known(tp) == cached_objects:
                 raise
 
 

@@ -151,9 +151,9 @@ class _Plan:
 
 def plan_mirror(
     segments: Sequence[RemoteLogSegmentMetadata],
-    here: Mapping[str, StoredObject],
+    source_objects: Mapping[str, StoredObject],
     copied: Sequence[RemoteLogSegmentMetadata],
-    there: Mapping[str, StoredObject],
+    copied_objects: Mapping[str, StoredObject],
     *,
     compare: bool = False,
 ) -> _Plan:
@@ -161,12 +161,12 @@ def plan_mirror(
     the copy's segments. A log never changes, so only its size is compared, unless `compare` is set.
     """
     plan = _Plan()
-    at_source = by_segment(here)
+    at_source = by_segment(source_objects)
     have = {segment.segment_id: segment for segment in copied}
     for metadata in segments:
         objects = at_source.get(metadata.segment_id, {})
         whole = all(
-            (copied_object := there.get(relative_key)) is not None
+            (copied_object := copied_objects.get(relative_key)) is not None
             and (file in REPLACEABLE or copied_object.size_bytes == stored.size_bytes)
             for file, (relative_key, stored) in objects.items()
             if file is not SegmentFile.METADATA
@@ -177,13 +177,19 @@ def plan_mirror(
         (plan.there if found_there else plan.copies).append(copy)
     ids = {segment.segment_id for segment in segments}
     plan.other_keys = [
-        relative_key for relative_key in here if parse_segment_key("", relative_key) is None
+        relative_key
+        for relative_key in source_objects
+        if parse_segment_key("", relative_key) is None
     ]
-    for segment_id, of_copy in by_segment(there).items():
+    for segment_id, of_copy in by_segment(copied_objects).items():
         if segment_id not in ids:
             hidden = of_copy.get(SegmentFile.METADATA)
             plan.extra += [hidden[0]] if hidden else [key for key, _ in of_copy.values()]
-    plan.extra += [key for key in there if key not in here and is_partition_object_key("", key)]
+    plan.extra += [
+        key
+        for key in copied_objects
+        if key not in source_objects and is_partition_object_key("", key)
+    ]
     return plan
 
 
@@ -270,8 +276,8 @@ class PartitionMirror:
     async def _copy_all(self, *, compare: bool) -> None:
         """Copies every object that the copy lacks, except segments that this run found damaged."""
         self._done_bytes, self._result.kept = 0, []
-        there = await self.target.partition_objects(self.tp)
-        plan = await self._planned(there, compare=compare)
+        copied_objects = await self.target.partition_objects(self.tp)
+        plan = await self._planned(copied_objects, compare=compare)
 
         async def renew(copied: ToCopy) -> None:
             if copied.metadata.segment_id in self._faulty or await self._renew(copied):
@@ -289,7 +295,7 @@ class PartitionMirror:
             ended = last
             try:
                 if to_copy.metadata.segment_id not in self._faulty:
-                    await self._copy(to_copy, there, before)
+                    await self._copy(to_copy, copied_objects, before)
                 await before.wait()
             finally:
                 ended.set()
@@ -303,19 +309,19 @@ class PartitionMirror:
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         await self._remove(plan.extra)
 
-    async def _planned(self, there: Mapping[str, StoredObject], *, compare: bool) -> _Plan:
+    async def _planned(self, copied_objects: Mapping[str, StoredObject], *, compare: bool) -> _Plan:
         tp, result = self.tp, self._result
-        if there:
+        if copied_objects:
             await refreshed(self.target.rlmm, tp)
         faults = await metadata_faults(self.source.storage, self.source.rlmm, tp)
         self._add([*faults.faults, *faults.unread])
         # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tp))
-        here = await self.source.partition_objects(tp)
+        source_objects = await self.source.partition_objects(tp)
         copied = self.target.rlmm.list_remote_log_segments(tp)
         result.segments = len(segments)
         result.size_bytes = sum(segment.segment_size_bytes for segment in segments)
-        return plan_mirror(segments, here, copied, there, compare=compare)
+        return plan_mirror(segments, source_objects, copied, copied_objects, compare=compare)
 
     async def _open_all(self) -> None:
         await refreshed(self.target.rlmm, self.tp)
@@ -410,17 +416,21 @@ class PartitionMirror:
         return not verifier.unread and not verifier.faults
 
     async def _copy(
-        self, copy: ToCopy, there: Mapping[str, StoredObject], turn: asyncio.Event
+        self, copy: ToCopy, copied_objects: Mapping[str, StoredObject], turn: asyncio.Event
     ) -> None:
         folder = self.spool.new_file()
         try:
             async with self._noting_errors(copy):
-                await self._copy_whole(copy, folder, there, turn)
+                await self._copy_whole(copy, folder, copied_objects, turn)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
     async def _copy_whole(
-        self, copy: ToCopy, folder: Path, there: Mapping[str, StoredObject], turn: asyncio.Event
+        self,
+        copy: ToCopy,
+        folder: Path,
+        copied_objects: Mapping[str, StoredObject],
+        turn: asyncio.Event,
     ) -> None:
         """`turn`: when the segment may be shown to readers."""
         faults = await self._fetched(copy, folder)
@@ -435,7 +445,7 @@ class PartitionMirror:
         async def put() -> bool:
             wrote = False
             for stored in copy.data:
-                wrote |= await self._put_data(stored, folder, there)
+                wrote |= await self._put_data(stored, folder, copied_objects)
             await turn.wait()
             return wrote | await self._put_metadata(copy)
 
@@ -524,13 +534,13 @@ class PartitionMirror:
         return check.faults
 
     async def _put_data(
-        self, stored: StoredObject, folder: Path, there: Mapping[str, StoredObject]
+        self, stored: StoredObject, folder: Path, copied_objects: Mapping[str, StoredObject]
     ) -> bool:
         """True: the object was written. False: the target already has it, from an earlier run."""
         relative_key = stored.key[len(self.source.prefix) :]
         store, key, path = self.target.store, self.target.prefix + relative_key, folder / stored.key
         size = (await asyncio.to_thread(path.stat)).st_size
-        copied_object = there.get(relative_key)
+        copied_object = copied_objects.get(relative_key)
         async with FilesystemObjectStore(folder) as local:
             is_there = copied_object is not None and copied_object.size_bytes == size
             if is_there and await same_objects(local, stored.key, store, key):
@@ -591,13 +601,13 @@ class PartitionMirror:
 
 
 async def why_not_opened(
-    at: MirrorSide, metadata: RemoteLogSegmentMetadata
+    side: MirrorSide, metadata: RemoteLogSegmentMetadata
 ) -> RemoteStorageError | None:
     """Read the segment's first byte: an encrypted one has to be opened with its key for that. None:
     it was read. Raises RemoteStorageError if the store or the key service fails.
     """
     try:
-        await at.rsm.fetch_log_segment(metadata, ByteRange(0, 1))
+        await side.rsm.fetch_log_segment(metadata, ByteRange(0, 1))
     except (ObjectNotFound, RangeNotSatisfiable, DamagedObject) as error:
         return error
     return None

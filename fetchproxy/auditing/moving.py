@@ -113,37 +113,37 @@ async def copy_archive_wide(source: MirrorSide, target: MirrorSide) -> NotCopied
     give out. Raises RemoteStorageError.
     """
     with each_object_alone():
-        left = await _copy(source, target, await _topic_objects(source))
+        not_copied = await _copy(source, target, await _topic_objects(source))
         for folder in archive_wide_folders(""):
-            left += await _copy_folder(source, target, folder)
-    return left
+            not_copied += await _copy_folder(source, target, folder)
+    return not_copied
 
 
 async def _copy_folder(source: MirrorSide, target: MirrorSide, folder: str) -> NotCopied:
-    here = await source.objects_below(source.prefix + folder)
-    there = await target.objects_below(target.prefix + folder)
-    left = await _copy(source, target, here)
-    for relative_key in there.keys() - here.keys():
+    source_objects = await source.objects_below(source.prefix + folder)
+    copied_objects = await target.objects_below(target.prefix + folder)
+    not_copied = await _copy(source, target, source_objects)
+    for relative_key in copied_objects.keys() - source_objects.keys():
         await target.store.delete(target.prefix + relative_key)
-    return left
+    return not_copied
 
 
 async def _copy(source: MirrorSide, target: MirrorSide, relative_keys: Iterable[str]) -> NotCopied:
-    left: NotCopied = []
+    not_copied: NotCopied = []
     for relative_key in relative_keys:
         try:
             content = await source.store.get(source.prefix + relative_key)
         except ObjectNotFound:
             continue  # the topic's cluster was never recorded, or the object was deleted
         except DamagedObject as error:  # not given out, or larger than any object of its kind
-            left.append((source.prefix + relative_key, error))
+            not_copied.append((source.prefix + relative_key, error))
             continue
         await put_if_other(target, relative_key, content)
-    return left
+    return not_copied
 
 
-async def _topic_objects(at: MirrorSide) -> list[str]:
-    names = [name async for name in at.store.list_folders(at.prefix)]
+async def _topic_objects(side: MirrorSide) -> list[str]:
+    names = [name async for name in side.store.list_folders(side.prefix)]
     topics = [topic for name in names if (topic := parse_topic_folder(name)) is not None]
     return [topic_cluster_key("", *topic) for topic in topics]
 
@@ -174,11 +174,11 @@ async def mark_moved(
     return await _check_marked(source, moved)
 
 
-async def take_back(at: MirrorSide, moved: ArchiveIdentity) -> None:
-    """Mark `at` as the archive again, with its generation and manager."""
+async def take_back(side: MirrorSide, moved: ArchiveIdentity) -> None:
+    """Mark `side` as the archive again, with its generation and manager."""
     assert moved.moved is not None
     identity = replace(moved, manager=moved.moved.manager, moved=None)
-    await at.store.put(at.prefix + LAYOUT_OBJECT, encode_identity(identity))
+    await side.store.put(side.prefix + LAYOUT_OBJECT, encode_identity(identity))
 
 
 async def hand_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdentity) -> None:
@@ -237,16 +237,16 @@ async def _delete_moved(
     ):
         result.faults += found.faults
         result.unread += found.unread
-    here = await source.partition_objects(tp)
+    source_objects = await source.partition_objects(tp)
     if result.faults or result.unread:
-        result.kept += sorted(here)
+        result.kept += sorted(source_objects)
         return result
-    there = await target.partition_objects(tp)
-    total = sum(stored.size_bytes for stored in here.values())
-    for files in by_segment(here).values():
+    copied_objects = await target.partition_objects(tp)
+    total = sum(stored.size_bytes for stored in source_objects.values())
+    for files in by_segment(source_objects).values():
         segment = dict(files.values())
         try:
-            may_go = await _may_go(source, target, segment, there)
+            may_go = await _may_go(source, target, segment, copied_objects)
         except DamagedObject as error:
             may_go = False
             key = source.prefix + min(segment)
@@ -265,7 +265,7 @@ async def _delete_moved(
             result.size_bytes += segment[relative_key].size_bytes
         tell(result.size_bytes, total)
     if not result.kept:
-        for relative_key in here:
+        for relative_key in source_objects:
             if is_partition_object_key("", relative_key):
                 await source.store.delete(source.prefix + relative_key)
                 result.objects += 1
@@ -276,7 +276,7 @@ async def _may_go(
     source: MirrorSide,
     target: MirrorSide,
     segment: Mapping[str, StoredObject],
-    there: Mapping[str, StoredObject],
+    copied_objects: Mapping[str, StoredObject],
 ) -> bool:
     named = [
         relative_key
@@ -285,7 +285,7 @@ async def _may_go(
     ]
     if not named:
         return _is_worthless(target, segment)
-    if named[0] not in there:
+    if named[0] not in copied_objects:
         return True  # the new place has no faults, so it has deleted this segment
     others = [
         relative_key

@@ -145,9 +145,9 @@ async def repair_archive(
     faulty: dict[TopicIdPartition, set[str]] = {}
     for fault in faults:
         key = fault.object_key or ""
-        parsed = rsm.parse_key(key)
-        if parsed is not None:
-            faulty.setdefault(parsed.segment_id.topic_id_partition, set()).add(key)
+        segment_key = rsm.parse_key(key)
+        if segment_key is not None:
+            faulty.setdefault(segment_key.segment_id.topic_id_partition, set()).add(key)
     for tp in sorted(faulty):
         partition = _PartitionRepair(
             *parts, rlmm, tp, faulty[tp], wall_clock_ms, chunk_bytes, report.refusals
@@ -211,52 +211,57 @@ class _PartitionRepair:
         except CorruptSegment as error:
             self.refusals.append(str(error))
         segments = [s for s in self.rlmm.list_remote_log_segments(self.tp) if s.is_finished]
-        known = [await self._as_copied(s) for s in segments]
-        every = [*zip(known, segments, strict=True), *((s, None) for s in await self._lost(known))]
+        segments_as_copied = [await self._as_copied(s) for s in segments]
+        every = [
+            *zip(segments_as_copied, segments, strict=True),
+            *((s, None) for s in await self._lost(segments_as_copied)),
+        ]
         every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))
-        found_again = await self._find_again([s for s, known_as in every if not known_as], known)
-        seen = SeenLog()
+        found_again = await self._find_again(
+            [s for s, known_as in every if not known_as], segments_as_copied
+        )
+        log_seen = SeenLog()
         for stub, metadata in every:
             stored = {file: await self._stored(stub, file) for file in DERIVED}
             if metadata is not None:
                 starts = {other.start_offset for other, _ in every if other is not stub}
-                counts, derived = stub, await self._derive(stub, stub, starts, known)
+                counts, derived = stub, await self._derive(stub, stub, starts, segments_as_copied)
             elif stub in found_again:
                 counts, derived = found_again[stub]
             else:
                 continue
-            before = seen.lineage_before(counts)
+            before = log_seen.lineage_before(counts)
             if derived is not None:
                 trusted = metadata is not None and not self._is_faulty(counts)
                 begun = _aborted_open_at(counts, stored) if trusted else None
-                self._add_events(seen, counts, derived, begun)
+                self._add_events(log_seen, counts, derived, begun)
                 if metadata is None or self._is_faulty(counts):
                     unsaid = replace(counts, has_aborted_txns=False)
                     has_txn = (await self._as_copied(unsaid)).has_aborted_txns
                     broken = _Broken(counts, metadata, derived, before, stored, has_txn)
                     self._broken.append(broken)
-            self._note_lineage(seen, counts, stored, derived, before)
-        self._history.end(seen.end)
+            self._note_lineage(log_seen, counts, stored, derived, before)
+        self._history.end(log_seen.end)
 
     def _add_events(
         self,
-        seen: SeenLog,
+        log_seen: SeenLog,
         metadata: RemoteLogSegmentMetadata,
         derived: DerivedSegment,
         begun: Mapping[int, int] | None,
     ) -> None:
         """Copies of a log may overlap: each offset's events come from the first segment with it."""
-        is_behind = metadata.start_offset > seen.end
-        if not seen.goes_on_with(metadata) or (
+        is_behind = metadata.start_offset > log_seen.end
+        if not log_seen.goes_on_with(metadata) or (
             self._history.is_dark and begun is not None and is_behind
         ):
-            self._history.restart(seen.end, metadata.start_offset, begun)
-            seen.end = metadata.start_offset - 1
+            self._history.restart(log_seen.end, metadata.start_offset, begun)
+            log_seen.end = metadata.start_offset - 1
         for event in derived.txn_events:
-            if seen.end < event.offset <= metadata.end_offset:
+            if log_seen.end < event.offset <= metadata.end_offset:
                 self._history.add(event)
-        if metadata.end_offset > seen.end:
-            seen.end, seen.last = metadata.end_offset, metadata
+        if metadata.end_offset > log_seen.end:
+            log_seen.end, log_seen.last = metadata.end_offset, metadata
 
     def plan(self) -> list[_Repair]:
         """The repairs to make, for each segment the metadata last."""
@@ -283,18 +288,22 @@ class _PartitionRepair:
 
     # --- what the store has ---
     async def _lost(
-        self, known: Sequence[RemoteLogSegmentMetadata]
+        self, recorded: Sequence[RemoteLogSegmentMetadata]
     ) -> list[RemoteLogSegmentMetadata]:
         """Stubs for segments whose metadata are faulty and not known."""
-        ids = {segment.segment_id for segment in known}
+        ids = {segment.segment_id for segment in recorded}
         lost: list[RemoteLogSegmentMetadata] = []
         for key in sorted(self.faulty):
-            parsed = self.rsm.parse_key(key)
-            if parsed and parsed.file is SegmentFile.METADATA and parsed.segment_id not in ids:
+            segment_key = self.rsm.parse_key(key)
+            if (
+                segment_key
+                and segment_key.file is SegmentFile.METADATA
+                and segment_key.segment_id not in ids
+            ):
                 stub = RemoteLogSegmentMetadata(
-                    segment_id=parsed.segment_id,
-                    start_offset=parsed.base_offset,
-                    end_offset=parsed.base_offset,
+                    segment_id=segment_key.segment_id,
+                    start_offset=segment_key.base_offset,
+                    end_offset=segment_key.base_offset,
                     max_timestamp_ms=-1,
                     event_timestamp_ms=self.wall_clock_ms(),
                     segment_leader_epochs=(),
@@ -308,7 +317,7 @@ class _PartitionRepair:
     async def _derive(
         self,
         metadata: RemoteLogSegmentMetadata,
-        known: RemoteLogSegmentMetadata | None,
+        recorded: RemoteLogSegmentMetadata | None,
         starts: Collection[int],
         finished: Sequence[RemoteLogSegmentMetadata],
     ) -> DerivedSegment | None:
@@ -316,7 +325,7 @@ class _PartitionRepair:
         stated_end = None if self._finished_offsets is None else self._finished_offsets.end_offset
         ends = [s.end_offset for s in finished]
         witnesses = Witnesses(
-            known,
+            recorded,
             await self._stored(metadata, SegmentFile.INDEX),
             await self._stored(metadata, SegmentFile.EPOCHS),
             starts,
@@ -340,15 +349,15 @@ class _PartitionRepair:
         return None
 
     async def _find_again(
-        self, lost: Sequence[RemoteLogSegmentMetadata], known: Sequence[RemoteLogSegmentMetadata]
+        self, lost: Sequence[RemoteLogSegmentMetadata], recorded: Sequence[RemoteLogSegmentMetadata]
     ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
         """New metadata for lost segments, last first: a segment cuts another that it begins in."""
         if not lost:
             return {}
         view = self.rlmm.view(self.tp)
         partition = PartitionContext(
-            counted=list(known),
-            lineages=[e for s in known if (e := await self._lineage_of(s)) is not None],
+            counted=list(recorded),
+            lineages=[e for s in recorded if (e := await self._lineage_of(s)) is not None],
             log_start_offset=0 if view is None else view.raised_log_start,
             recorded_leader_epoch=-1
             if self._finished_offsets is None
@@ -356,8 +365,8 @@ class _PartitionRepair:
         )
         found = {}
         for stub in reversed(lost):
-            starts = {s.start_offset for s in (*known, *lost) if s is not stub}
-            derived = await self._derive(stub, None, starts, known)
+            starts = {s.start_offset for s in (*recorded, *lost) if s is not stub}
+            derived = await self._derive(stub, None, starts, recorded)
             try:
                 if derived is None:
                     raise CorruptSegment("nothing is known of it")
@@ -380,7 +389,7 @@ class _PartitionRepair:
 
     def _note_lineage(
         self,
-        seen: SeenLog,
+        log_seen: SeenLog,
         metadata: RemoteLogSegmentMetadata,
         stored: Stored,
         derived: DerivedSegment | None,
@@ -390,9 +399,9 @@ class _PartitionRepair:
         agreed_epochs = epochs_that_agree(metadata, stored[SegmentFile.EPOCHS])
         if agreed_epochs is not None:
             self._lineage_after[metadata.start_offset] = agreed_epochs
-        elif derived is not None and (before is not None or seen.lineage_end < 0):
+        elif derived is not None and (before is not None or log_seen.lineage_end < 0):
             agreed_epochs = extend_lineage(before or (), derived.segment.leader_epochs)
-        seen.note_lineage(metadata, agreed_epochs)
+        log_seen.note_lineage(metadata, agreed_epochs)
 
     async def _as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         try:

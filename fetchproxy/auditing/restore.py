@@ -128,23 +128,23 @@ def bracketed(
 
 
 def missing_states(
-    known: RemoteLogSegmentMetadata | None, stored: RemoteLogSegmentMetadata
+    recorded: RemoteLogSegmentMetadata | None, stored: RemoteLogSegmentMetadata
 ) -> list[RemoteLogSegmentMetadata]:
     """The states from the topic's to the store's. A segment must first be in state STARTED."""
     steps = [_State.COPY_SEGMENT_STARTED]
     if stored.state is not _State.COPY_SEGMENT_STARTED:
         steps.append(stored.state)
-    if known is not None:
-        steps = [state for state in steps if state > known.state]
+    if recorded is not None:
+        steps = [state for state in steps if state > recorded.state]
     return [replace(stored, state=state) for state in steps]
 
 
 def missing_deletion(
-    known: RemotePartitionDeleteMetadata | None, stored: RemotePartitionDeleteMetadata | None
+    recorded: RemotePartitionDeleteMetadata | None, stored: RemotePartitionDeleteMetadata | None
 ) -> list[RemotePartitionDeleteMetadata]:
     """Like `missing_states`, for a deletion of the whole partition."""
     if stored is None:
         return []
-    reached = -1 if known is None else known.state
+    reached = -1 if recorded is None else recorded.state
     steps = [s for s in RemotePartitionDeleteState if reached < s <= stored.state]
     return [replace(stored, state=state) for state in steps]

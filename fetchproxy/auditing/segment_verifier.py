@@ -78,10 +78,10 @@ async def _lost_segment(rsm: RemoteStorageManager, objects: Objects) -> tuple[in
         index = RemoteLogIndex.parse(raw)
     except (CorruptSegment, ObjectNotFound):
         return None
-    parsed = rsm.parse_key(objects[SegmentFile.LOG].key)
-    if parsed is None or index.size_bytes != log_bytes:
+    segment_key = rsm.parse_key(objects[SegmentFile.LOG].key)
+    if segment_key is None or index.size_bytes != log_bytes:
         return None
-    return parsed.base_offset, index.last_offset
+    return segment_key.base_offset, index.last_offset
 
 
 @dataclass(eq=False, repr=False)
@@ -177,8 +177,8 @@ class SegmentVerifier:
         for number, entry in enumerate(aborted):
             if entry.first_offset > end_offset:
                 message = f"lists a transaction from {entry.first_offset}, above the segment's end"
-                place = number * side_files.ENTRY_BYTES
-                self._fault(SegmentFile.TXN, message, place, entry.first_offset)
+                position = number * side_files.ENTRY_BYTES
+                self._fault(SegmentFile.TXN, message, position, entry.first_offset)
         return side_files.clip_aborted(aborted, self.metadata.end_offset)
 
     async def _epochs(self) -> None:
@@ -257,11 +257,11 @@ class SegmentVerifier:
         data, start = b"", 0  # the bytes in memory and their position in the log
         step: Next | None = Next(0)
         while step is not None and step.position < size:
-            rest = data[max(step.position - start, 0) :] if step.position >= start else b""
+            remaining = data[max(step.position - start, 0) :] if step.position >= start else b""
             end = min(step.position + max(step.bytes_min, self.chunk_bytes), size)
-            read_from = step.position + len(rest)
+            read_from = step.position + len(remaining)
             more = await self._range(read_from, end) if read_from < end else b""
-            data, start = rest + more, step.position
+            data, start = remaining + more, step.position
             if start + len(data) < end:
                 size = start + len(data)  # the existing bytes are still checked
                 check.short(size)

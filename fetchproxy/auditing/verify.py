@@ -128,17 +128,17 @@ class _PartitionCheck:
         await refreshed(self.rlmm, self.tp)
         for problem in self.rlmm.problems(self.tp):
             (self.report.unread if problem.retriable else self.report.faults).append(problem)
-        every = self.rlmm.list_remote_log_segments(self.tp)
-        named = finished(every)
+        segments = self.rlmm.list_remote_log_segments(self.tp)
+        named = finished(segments)
         faults, lost = await look_at_unnamed(self.rsm, self.objects, self.rlmm, self.tp, named)
         self.report.faults += faults
         self.bytes_total = sum(segment.segment_size_bytes for segment in named)
-        self.report.segments_unfinished = len(every) - len(named)
+        self.report.segments_unfinished = len(segments) - len(named)
         return lost
 
     async def verify_log(self, segments: _Segments) -> None:
         view = self.rlmm.view(self.tp)
-        settled = 0 if view is None else view.history.kept_below
+        settled_below = 0 if view is None else view.history.kept_below
         # By the start offset of the chain's next segment. Copies of a log may overlap after two
         # archivers copied it at once, or after a merge.
         chains: dict[int, TxnCheck] = {}
@@ -151,22 +151,22 @@ class _PartitionCheck:
             start = metadata.start_offset
             # At the end of a log kept by `fetchproxy resolve`, another log begins. A batch may
             # reach over that offset, and the transactions of the two logs are separate.
-            continues = start in chains and start != settled
+            continues = start in chains and start != settled_below
             txns = chains.pop(start, None) if continues else None
             txns = txns or TxnCheck()
-            chains = {at: chain for at, chain in chains.items() if at >= start}
+            chains = {offset: chain for offset, chain in chains.items() if offset >= start}
             chains[metadata.end_offset + 1] = txns
             segment = SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.add_progress)
             if expected is not None and before is not None and start < expected:
                 self.report.segments_overlapping += 1
-                overlaps = overlap_faults(self.objects, before, metadata, settled)
+                overlaps = overlap_faults(self.objects, before, metadata, settled_below)
                 reported.update(fault.object_key for fault in overlaps)
                 self.report.faults += overlaps
             await segment.verify(continues=continues)
             await self._take(segment)
             if segment.lineage is not None:
                 faults = lineage_faults(
-                    self.objects, unconfirmed, metadata, segment.lineage, settled
+                    self.objects, unconfirmed, metadata, segment.lineage, settled_below
                 )
                 self.report.faults += [
                     fault for fault in faults if fault.object_key not in reported
@@ -243,14 +243,15 @@ def lineage_faults(
     before: _Segments,
     metadata: RemoteLogSegmentMetadata,
     lineage: Sequence[EpochStart],
-    settled: int,
+    settled_below: int,
 ) -> list[Condition]:
     """Faults of segments in `before` with records that a newer leader replaced, by `lineage`. These
-    segments should end earlier. Below offset `settled`, an operator has decided which log counts.
+    segments should end earlier. Below offset `settled_below`, an operator has decided which log
+    counts.
     """
     faults = []
     for older in before:
-        parted = first_newer(older, lineage, settled)
+        parted = first_newer(older, lineage, settled_below)
         if parted is not None:
             message = (
                 f"its leader epoch from {parted} on is older than in the leader epochs of the "
@@ -264,12 +265,13 @@ def overlap_faults(
     objects: ArchiveObjects,
     before: RemoteLogSegmentMetadata,
     metadata: RemoteLogSegmentMetadata,
-    settled: int,
+    settled_below: int,
 ) -> list[Condition]:
     """Overlapping segments should be copies of the same log. At the offset where their lineages
-    part, the older segment should end. Below `settled`, an operator has decided which log counts.
+    part, the older segment should end. Below `settled_below`, an operator has decided which log
+    counts.
     """
-    parted = first_difference(before, metadata, settled)
+    parted = first_difference(before, metadata, settled_below)
     if parted is None:
         return []
     older, newer = before, metadata

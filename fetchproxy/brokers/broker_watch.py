@@ -106,9 +106,9 @@ class BrokerWatch:
         return self._health.all(now) if none is None else (none,)
 
     def _one_is_away(self, address: HostPort, since: float) -> Condition:
-        known, away = len(self._brokers), len(self.status().away)
+        total, away = len(self._brokers), len(self.status().away)
         message = (
-            f"Broker {address} does not respond; {known - away} of {known} do: partitions that it "
+            f"Broker {address} does not respond; {total - away} of {total} do: partitions that it "
             "leads are neither served nor archived until other brokers lead them"
         )
         return Condition(Kind.BROKER_AWAY, message, str(address), since=since)

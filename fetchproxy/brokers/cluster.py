@@ -280,7 +280,7 @@ class Cluster:
             version = connection.version_of(ApiKey.FETCH)
             leader_epoch = topic.leaders[tp.partition][1]
             topic_type = FetchRequest.FetchTopic
-            place = topic_type.FetchPartition(
+            requested = topic_type.FetchPartition(
                 partition=tp.partition,
                 current_leader_epoch=leader_epoch,
                 fetch_offset=offset,
@@ -294,7 +294,9 @@ class Cluster:
                 isolation_level=int(isolation),
                 session_id=0,
                 session_epoch=_NO_SESSION,
-                topics=[topic_type(partitions=[place], topic=topic.name, topic_id=topic.topic_id)],
+                topics=[
+                    topic_type(partitions=[requested], topic=topic.name, topic_id=topic.topic_id)
+                ],
                 forgotten_topics_data=[],
                 rack_id="",
             )
@@ -367,10 +369,10 @@ class Cluster:
 
     def _candidates(self) -> list[HostPort]:
         """Bootstrap addresses come between the known brokers, which may all have moved."""
-        known = list(self._metadata.brokers.values())
-        self._rng.shuffle(known)  # spread the load if the last broker fails
+        brokers = list(self._metadata.brokers.values())
+        self._rng.shuffle(brokers)  # spread the load if the last broker fails
         first = [] if self._last_good is None else [self._last_good]
-        mixed = [one for pair in zip_longest(known, self.bootstrap) for one in pair if one]
+        mixed = [one for pair in zip_longest(brokers, self.bootstrap) for one in pair if one]
         return list(dict.fromkeys([*first, *mixed]))
 
     def _oldest(self, max_age_ms: int | None) -> float:
@@ -402,9 +404,10 @@ async def delete_records(cluster: Cluster, tp: TopicIdPartition, offset: int) ->
 
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
         topic_type = DeleteRecordsRequest.DeleteRecordsTopic
-        place = topic_type.DeleteRecordsPartition(partition_index=tp.partition, offset=offset)
+        requested = topic_type.DeleteRecordsPartition(partition_index=tp.partition, offset=offset)
         request = DeleteRecordsRequest(
-            topics=[topic_type(name=topic.name, partitions=[place])], timeout_ms=_REPLICAS_WAIT_MS
+            topics=[topic_type(name=topic.name, partitions=[requested])],
+            timeout_ms=_REPLICAS_WAIT_MS,
         )
         response = await connection.call(request, DeleteRecordsResponse, _REPLICAS_WAIT_MS)
         for responded in response.topics:

@@ -53,12 +53,12 @@ def _software_version() -> str:
 SOFTWARE_VERSION = _software_version()
 
 
-def _wrong_size(size: int, most: int) -> str:
+def _wrong_size(size: int, bytes_max: int) -> str:
     if (other := other_protocol(size)) is not None:
         see = ", see cluster.security_protocol" if other == "TLS" else ""
         return f"it speaks {other}{see}"
-    if size > most:
-        return f"response of {size} bytes is larger than cluster.frame_bytes_max = {most}"
+    if size > bytes_max:
+        return f"response of {size} bytes is larger than cluster.frame_bytes_max = {bytes_max}"
     return f"{size} is not the size of a response"
 
 

@@ -164,8 +164,8 @@ class GroupMember:
     async def _join(self, connection: BrokerConnection) -> None:
         """Join until a generation is whole and no member has to give anything back."""
         self.state, self._joined = "joining", False
-        again = True
-        while again:
+        rejoins = True
+        while rejoins:
             self._wake.clear()
             joined = await self._join_once(connection)
             if joined is None:
@@ -190,7 +190,7 @@ class GroupMember:
             self._renew_lease(sent_at)
             self._owns, self._synced_id = True, self._member_id
             part = bytes(synced.assignment or b"")
-            again = self._duties.assigned(part) or self._wake.is_set()
+            rejoins = self._duties.assigned(part) or self._wake.is_set()
         self._joined = True
         self._note_well()
 

@@ -110,31 +110,33 @@ async def commit_offsets(
 
 async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) -> None:
     topics: dict[str, list[Any]] = {}
-    of_topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     for offset in offsets:
-        place = of_topic.OffsetCommitRequestPartition(
+        partition_type = topic_type.OffsetCommitRequestPartition(
             partition_index=offset.partition,
             committed_offset=offset.offset,
             committed_leader_epoch=offset.leader_epoch,
             committed_metadata=offset.metadata,
         )
-        topics.setdefault(offset.topic, []).append(place)
+        topics.setdefault(offset.topic, []).append(partition_type)
     request = OffsetCommitRequest(
         group_id=group,
         generation_id_or_member_epoch=-1,
         member_id="",
         group_instance_id=None,
         retention_time_ms=-1,
-        topics=[of_topic(name=name, partitions=places) for name, places in topics.items()],
+        topics=[topic_type(name=name, partitions=places) for name, places in topics.items()],
     )
     async with cluster.exclusive(await coordinator_of(cluster, group)) as connection:
         response = await connection.call(request, OffsetCommitResponse)
     for topic in response.topics:
-        for place in topic.partitions:
-            operation = f"OffsetCommit of group {group} for {topic.name}-{place.partition_index}"
-            if place.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
+        for partition_type in topic.partitions:
+            operation = (
+                f"OffsetCommit of group {group} for {topic.name}-{partition_type.partition_index}"
+            )
+            if partition_type.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
                 operation += " (the group has members: stop them first)"
-            raise_for(place.error_code, operation)
+            raise_for(partition_type.error_code, operation)
 
 
 async def coordinator_of(cluster: Cluster, group: str) -> HostPort:

@@ -74,12 +74,12 @@ class Leaders:
         results: dict[TopicIdPartition, T | ClusterError] = {}
         waiting: Collection[TopicIdPartition] = tps
         while True:
-            known = await self._topics_of(waiting, results)
-            await self._ask_once(known, ask, results, tell)
+            topic_infos = await self._topics_of(waiting, results)
+            await self._ask_once(topic_infos, ask, results, tell)
             waiting = [
-                tp async for tp in cooperative(waiting) if _may_pass(results[tp], tp in known)
+                tp async for tp in cooperative(waiting) if _may_pass(results[tp], tp in topic_infos)
             ]
-            for name in {known[tp].name for tp in waiting if tp in known}:
+            for name in {topic_infos[tp].name for tp in waiting if tp in topic_infos}:
                 self._metadata.expire(name)
             attempts += 1
             pause_s = _RETRY_PAUSES.pause_ms(attempts, self._rng.random()) / 1000
@@ -100,7 +100,7 @@ class Leaders:
             topics = await self._topics(keys)
         except ClusterError as error:  # no broker has answered
             topics = dict.fromkeys(keys, error)
-        known: dict[TopicIdPartition, TopicInfo] = {}
+        topic_infos: dict[TopicIdPartition, TopicInfo] = {}
         async for tp in cooperative(tps):
             topic = topics[_key(tp)]
             if isinstance(topic, ClusterError):
@@ -109,18 +109,18 @@ class Leaders:
                 message = f"{tp} is not a partition of the topic"
                 results[tp] = ClusterError(message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
-                known[tp] = topic
-        return known
+                topic_infos[tp] = topic
+        return topic_infos
 
     async def _ask_once(
         self,
-        known: Mapping[TopicIdPartition, TopicInfo],
+        topic_infos: Mapping[TopicIdPartition, TopicInfo],
         ask: AskLeader[T],
         results: dict[TopicIdPartition, T | ClusterError],
         tell: Callable[[TopicIdPartition, T | ClusterError], None] | None,
     ) -> None:
         by_leader: dict[HostPort, dict[TopicIdPartition, TopicInfo]] = {}
-        async for tp, topic in cooperative(known.items()):
+        async for tp, topic in cooperative(topic_infos.items()):
             leader = self._metadata.brokers.get(topic.leaders[tp.partition][0])
             if leader is None:
                 message = f"{topic.name}-{tp.partition} has no leader"
@@ -197,8 +197,8 @@ class LogOffsetsReads:
         failed: FoundLogOffsets = {}
 
         def is_due(tp: TopicIdPartition) -> bool:
-            known = self.known.get(tp)
-            return tp not in failed and (known is None or known.read_at < oldest)
+            cached = self.known.get(tp)
+            return tp not in failed and (cached is None or cached.read_at < oldest)
 
         while due := await chosen(tps, is_due):
             call, other_calls = _Call(), set[_Call]()
@@ -280,14 +280,14 @@ def _log_offsets_of(
     sent_at: float, *results: OffsetResult | ClusterError | None
 ) -> LogOffsets | ClusterError:
     """Log offsets, made of the log start, the last stable offset and the high watermark."""
-    known: list[OffsetResult] = []
+    offset_results: list[OffsetResult] = []
     for result in results:
         if isinstance(result, ClusterError):
             return result
         if result is None:
             return ClusterError("ListOffsets was answered without the partition")
-        known.append(result)
-    start, stable, end = known
+        offset_results.append(result)
+    start, stable, end = offset_results
     return LogOffsets(start.offset, end.offset, stable.offset, start.leader_epoch, sent_at)
 
 

@@ -108,8 +108,8 @@ class SaslCredentials:
         ClusterUnavailable.
         """
         if self._refused is not None:
-            error, at = self._refused
-            if asyncio.get_running_loop().time() < at + _REFUSAL_HOLDS_S:
+            error, refused_at = self._refused
+            if asyncio.get_running_loop().time() < refused_at + _REFUSAL_HOLDS_S:
                 raise AuthenticationRefused(str(error), error.error_code)
         try:
             await self.exchange()

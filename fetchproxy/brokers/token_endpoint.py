@@ -91,13 +91,13 @@ class TokenEndpoint:
             ):
                 return response.status, await _json(response.content)
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            raise ClusterUnavailable(f"token endpoint {self._url} failed: {why}") from None
+            reason = str(error) or type(error).__name__
+            raise ClusterUnavailable(f"token endpoint {self._url} failed: {reason}") from None
 
     def _refusal(self, status: int, body: dict[str, object]) -> Exception:
         named = body.get("error")
-        why = f" ({named})" if isinstance(named, str) and _ERROR_NAME.fullmatch(named) else ""
-        text = f"token endpoint {self._url} returned status {status}{why}"
+        detail = f" ({named})" if isinstance(named, str) and _ERROR_NAME.fullmatch(named) else ""
+        text = f"token endpoint {self._url} returned status {status}{detail}"
         if status >= 500 or status in _BUSY:
             return ClusterUnavailable(text)
         client = self._config.sasl_oauthbearer_client_id

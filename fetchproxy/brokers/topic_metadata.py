@@ -111,9 +111,9 @@ class ClusterMetadataCache:
             self.brokers_at = sent_at
             self.cluster_id = response.cluster_id
         for topic in response.topics:
-            known = self.by_name.get(topic.name)
-            if known is not None and known.topic_id != topic.topic_id:
-                self._forget(known)
+            previous = self.by_name.get(topic.name)
+            if previous is not None and previous.topic_id != topic.topic_id:
+                self._forget(previous)
             self.by_name[topic.name] = topic
             self._topic_at[topic.name] = sent_at
             if topic.topic_id != ZERO_UUID:

@@ -80,11 +80,13 @@ def archive(
         run(work, read_again=reloads.ask)
 
 
-def _end(left: Iterable[NotArchived], refused: Mapping[str, str], failed: bool = False) -> None:
+def _end(
+    not_archived: Iterable[NotArchived], refused: Mapping[str, str], failed: bool = False
+) -> None:
     """Prints what was not archived. Exit code 2 if something has `failed`, or was refused."""
     for topic, reason in refused.items():
         typer.echo(f"not archived: {topic}: {safe_one_line(reason)}", err=True)
-    for one in left:
+    for one in not_archived:
         typer.echo(f"not archived: {safe_one_line(str(one))}", err=True)
         failed = failed or one.failed
     if failed or refused:
@@ -100,8 +102,8 @@ def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> N
     )
     for failure in done.failures:
         typer.echo(f"not archived: {safe_one_line(str(failure))}", err=True)
-    left = [one for partition in done.results for one in partition.left]
-    _end(left, plan.refused, failed=bool(done.failures))
+    not_archived = [one for partition in done.results for one in partition.left]
+    _end(not_archived, plan.refused, failed=bool(done.failures))
 
 
 def _print_plan(plan: job.ArchivePlan) -> None:

@@ -238,12 +238,12 @@ async def _direct(config: Config, topic: str | None, *, partitions: bool) -> lis
 @asynccontextmanager
 async def _one_look(config: Config) -> AsyncIterator[Rows]:
     """Raises ConfigError if the archive cannot be read."""
-    async with AsyncExitStack() as opened:
-        storage, rlmm = await opened.enter_async_context(stored_archive(config))
+    async with AsyncExitStack() as stack:
+        storage, rlmm = await stack.enter_async_context(stored_archive(config))
         cluster = None
         if not config.archive_only.enabled:
             tls = upstream_context(config.cluster, config.tls)
-            cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
+            cluster = await stack.enter_async_context(Cluster(config.cluster, tls=tls))
         sources = StatusSources(mode="command", health=Health())
         collector = StatusCollector(config, storage, rlmm, cluster, sources)
         await collector.look()

@@ -142,14 +142,14 @@ def _print_written(written: Sequence[Manifest], ranges_before: int) -> None:
     rows = sum(manifest.rows for manifest in written)
     size = decimal(sum(manifest.size_bytes for manifest in written))
     ranges = count(len(written), "range")
-    there = f"{count(ranges_before, 'range')} there before"
+    text_before = f"{count(ranges_before, 'range')} there before"
     left_out: dict[str, tuple[int, int]] = {}
     for one in written:
         records, faults = left_out.get(one.range.topic, (0, 0))
         left_out[one.range.topic] = records + one.skipped_records, faults + one.faults
     typer.echo(
         f"{rows:,} records in {ranges} written, {size} of Parquet; "
-        f"{there}{skipped_records(left_out)}"
+        f"{text_before}{skipped_records(left_out)}"
     )
 
 
@@ -169,8 +169,8 @@ def skipped_records(records: Mapping[str, tuple[int, int]]) -> str:
 
 def source_options(config: Config, topics: str, more: Iterable[str]) -> dict[str, str]:
     """The data source's options: store, topics, then those of `more`. Raises ConfigError."""
-    stored = config.store.model_dump(mode="json", exclude={"url"}, exclude_none=True)
-    source = {f"store.{key}": str(value) for key, value in stored.items()}
+    store_settings = config.store.model_dump(mode="json", exclude={"url"}, exclude_none=True)
+    source = {f"store.{key}": str(value) for key, value in store_settings.items()}
     source |= {
         "store": store_url(config),
         "topics": topics,

@@ -94,9 +94,11 @@ def _values(commands: list[CommandWords]) -> tuple[list[str], list[str], list[st
     """The options that take a file, those that take a setting, and those that take another value.
     An option means the same in each command, but a name of --to and --from.
     """
-    every = {o.name: o.value for command in commands for o in command.options if o.value}
-    files = sorted(name for name, value in every.items() if value in ("FILE", "PATH", "DIR"))
-    others = sorted(name for name in every if name not in files and name != "--set")
+    value_by_option = {o.name: o.value for command in commands for o in command.options if o.value}
+    files = sorted(
+        name for name, value in value_by_option.items() if value in ("FILE", "PATH", "DIR")
+    )
+    others = sorted(name for name in value_by_option if name not in files and name != "--set")
     return files, ["--set"], others
 
 
@@ -160,9 +162,9 @@ def _zsh(commands: list[CommandWords]) -> Iterator[str]:
     yield '    case "$place" in'
     for command in commands:
         prefix = f"{command.path} " if command.path else ""
-        described = [(name, meanings[f"{prefix}{name}"]) for name in command.commands]
-        described += [(option.name, option.meaning) for option in command.options]
-        words = " ".join(quote(f"{name}:{meaning}") for name, meaning in described)
+        commands_with_meaning = [(name, meanings[f"{prefix}{name}"]) for name in command.commands]
+        commands_with_meaning += [(option.name, option.meaning) for option in command.options]
+        words = " ".join(quote(f"{name}:{meaning}") for name, meaning in commands_with_meaning)
         yield f"        {quote(command.path)}) found=({words}) ;;"
     yield "    esac"
     yield "    _describe 'fetchproxy' found"
@@ -174,11 +176,11 @@ def _fish(commands: list[CommandWords]) -> Iterator[str]:
     yield f"# fish completion for fetchproxy {__version__}; from `fetchproxy completion fish`"
     yield "complete -c fetchproxy -f"
     for command in commands:
-        place = _fish_condition(command)
+        condition = _fish_condition(command)
         for name in command.commands:
             path = f"{command.path} {name}".strip()
             meaning = next(one.meaning for one in commands if one.path == path)
-            yield f"complete -c fetchproxy -n {place} -a {name} -d {_fish_quoted(meaning)}"
+            yield f"complete -c fetchproxy -n {condition} -a {name} -d {_fish_quoted(meaning)}"
         for option in command.options:
             length = "-l" if option.name.startswith("--") else "-s"
             takes = " -r" if option.value else ""
@@ -186,7 +188,7 @@ def _fish(commands: list[CommandWords]) -> Iterator[str]:
             takes += f" -a {_fish_quoted(_settings())}" if option.name == "--set" else ""
             named = f"{length} {option.name.lstrip('-')}{takes}"
             meaning = _fish_quoted(option.meaning)
-            yield f"complete -c fetchproxy -n {place} {named} -d {meaning}"
+            yield f"complete -c fetchproxy -n {condition} {named} -d {meaning}"
 
 
 def _fish_condition(command: CommandWords) -> str:

@@ -87,8 +87,8 @@ class ConsoleClient:
             response = connection.getresponse()
             body = response.read(RESPONSE_BYTES_MAX + 1)
         except OSError as error:
-            why = system_error_in_words(error)
-            raise ConfigError(f"the console at {self._host} does not respond: {why}") from error
+            reason = system_error_in_words(error)
+            raise ConfigError(f"the console at {self._host} does not respond: {reason}") from error
         except http.client.HTTPException as error:
             raise ConfigError(f"the console at {self._host} does not respond: {error}") from error
         finally:

@@ -125,7 +125,7 @@ async def _once(context: typer.Context, skip: frozenset[str]) -> Examination:
     return await examine(scene, skip)
 
 
-async def _present(context: typer.Context, file: Path | None, then: Loaded) -> Loaded | None:
+async def _present(context: typer.Context, file: Path | None, new_config: Loaded) -> Loaded | None:
     """The settings of the process that runs now, if `--config` names a file: as the process tells
     them, else those of its own file. None: nobody knows. Raises ConfigError.
     """
@@ -137,21 +137,26 @@ async def _present(context: typer.Context, file: Path | None, then: Loaded) -> L
     of_file = None if running in (None, file) else load(running, os.environ)
     if not is_given or context.params["before"]:
         return of_file
-    known = [one for one in (of_file, then) if one and one.config.console.listen is not None]
-    return (await asyncio.to_thread(_ask_console_of, known[0], then) if known else None) or of_file
+    candidates = [
+        one for one in (of_file, new_config) if one and one.config.console.listen is not None
+    ]
+    return (
+        await asyncio.to_thread(_ask_console_of, candidates[0], new_config) if candidates else None
+    ) or of_file
 
 
-def _ask_console_of(known: Loaded, then: Loaded) -> Loaded | None:
-    """The settings that the process at the console of `known` has in force. None: it does not tell
-    them, for example because it does not run.
+def _ask_console_of(running: Loaded, new_config: Loaded) -> Loaded | None:
+    """The settings in force in the process at the console of `running`.
+
+    None: it does not tell them, for example because it does not run.
     """
-    console = known.config.console
+    console = running.config.console
     assert console.listen is not None  # see `_present`
     address = parse_host_port(console.listen)
     host = "127.0.0.1" if is_any_address(address.host) else address.host
     try:
         client = ConsoleClient(str(HostPort(host, address.port)), console.token_file)
-        return settings_in_force(client.rows("/api/process"), then)
+        return settings_in_force(client.rows("/api/process"), new_config)
     except (ConfigError, NotChecked) as error:
         typer.echo(f"the process that runs is not compared: {safe_one_line(str(error))}", err=True)
         return None
@@ -159,9 +164,9 @@ def _ask_console_of(known: Loaded, then: Loaded) -> Loaded | None:
 
 def _left_out(skip: list[str]) -> frozenset[str]:
     """Raises ConfigError."""
-    known = {*CHECKS, *Category}
+    all_ids = {*CHECKS, *Category}
     for one in skip:
-        if one not in known:
+        if one not in all_ids:
             names = ", ".join(f"'{category}'" for category in Category)
             raise ConfigError(f"--skip {one!r}: expected the id of a check, or one of {names}")
     return frozenset(skip)

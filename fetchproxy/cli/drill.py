@@ -67,14 +67,14 @@ def felt(looks: Sequence[tuple[float, Sums]]) -> Felt:
         return round(last.get(name, 0.0) - first.get(name, 0.0))
 
     longest_s, since = 0.0, looks[0][0]
-    for (_, before), (at, now) in pairwise(looks):
+    for (_, before), (count, now) in pairwise(looks):
         data = "fetchproxy_purgatory_completed_total{data}"
         expired = "fetchproxy_purgatory_completed_total{deadline}"
         got = now.get(data, 0) > before.get(data, 0)
         waited = now.get(expired, 0) > before.get(expired, 0)
         if got or not (waited or now.get("fetchproxy_purgatory_entries", 0)):
-            since = at
-        longest_s = max(longest_s, at - since)
+            since = count
+        longest_s = max(longest_s, count - since)
     return Felt(
         longest_wait_s=longest_s,
         empty_responses=rise("fetchproxy_purgatory_completed_total{deadline}"),

@@ -160,13 +160,13 @@ def position_row(committed: GroupOffset, log_offsets: LogOffsets | None) -> dict
 
 def by_group(rows: Iterable[JsonRow]) -> Iterator[dict[str, Any]]:
     """The sums of each group. A lag that is not known everywhere is not known at all. Pure."""
-    for name, some in groupby(rows, lambda row: str(row["group"])):
-        lags = [row["lag_offsets"] for row in some]
-        known = None not in lags
+    for name, group_rows in groupby(rows, lambda row: str(row["group"])):
+        lags = [row["lag_offsets"] for row in group_rows]
+        all_known = None not in lags
         yield {
             "group": name,
             "partitions": len(lags),
-            "lag_offsets": sum(lags) if known else None,
+            "lag_offsets": sum(lags) if all_known else None,
         }
 
 

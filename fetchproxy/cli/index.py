@@ -88,14 +88,14 @@ def _reader(file: Path) -> Callable[[bytes, Path], Iterator[Row]]:
 
 def _log_rows(raw: bytes, _: Path) -> Iterator[Row]:
     """The entries of one segment after another. Raises CorruptSegment with entry and byte."""
-    number = at = 0
-    while at < len(raw):
-        index, end, error = RemoteLogIndex.take(raw, at)
+    number = position = 0
+    while position < len(raw):
+        index, end, error = RemoteLogIndex.take(raw, position)
         for _span in index.spans():
-            entry = read_entry(raw, at)
+            entry = read_entry(raw, position)
             yield {
                 "entry": number,
-                "byte": at,
+                "byte": position,
                 "first_offset": entry.span.first_offset,
                 "last_offset": entry.span.last_offset,
                 "first_timestamp": _time(entry.span.first_timestamp_ms),
@@ -104,15 +104,15 @@ def _log_rows(raw: bytes, _: Path) -> Iterator[Row]:
                 "rdi": entry.rdi,
             }
             number += 1
-            at += entry.size_bytes
+            position += entry.size_bytes
         if error is not None and not _begins_segment(raw, end, index):
             raise CorruptSegment(f"entry {number} at byte {end}: {error}")
 
 
-def _begins_segment(raw: bytes, at: int, before: RemoteLogIndex) -> bool:
-    """True: at `at` the entries of another segment begin, after the segment of `before`."""
+def _begins_segment(raw: bytes, position: int, before: RemoteLogIndex) -> bool:
+    """True: at `position` the entries of another segment begin, after the segment of `before`."""
     try:
-        entry = read_entry(raw, at)
+        entry = read_entry(raw, position)
     except CorruptSegment:
         return False
     return len(before) > 0 and entry.span.position == 0 and entry.object_key != before.object_key
@@ -143,19 +143,20 @@ def _rising(
     raw: bytes, entry: Struct, before: tuple[int, int], row: Callable[[int, int], str]
 ) -> Iterator[tuple[int, int, int, int]]:
     """Number, byte and two values of each entry; both values rise. Raises CorruptSegment."""
-    for at in range(0, len(raw), entry.size):
-        number, left = at // entry.size, len(raw) - at
+    for position in range(0, len(raw), entry.size):
+        number, left = position // entry.size, len(raw) - position
         if left < entry.size:
             raise CorruptSegment(
-                f"entry {number} at byte {at}: cut after {left} of {entry.size} bytes"
+                f"entry {number} at byte {position}: cut after {left} of {entry.size} bytes"
             )
-        one, other = entry.unpack_from(raw, at)
+        one, other = entry.unpack_from(raw, position)
         if not (one > before[0] and other > before[1]):
             raise CorruptSegment(
-                f"entry {number} at byte {at}: {row(one, other)} is not above the entry before it"
+                f"entry {number} at byte {position}: {row(one, other)} is not above the entry "
+                "before it"
             )
         before = one, other
-        yield number, at, one, other
+        yield number, position, one, other
 
 
 def _base_offset(file: Path) -> int:

@@ -73,14 +73,16 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
     async with stored_archive(config) as archive:
         try:
             async with asyncio.timeout(max_s):
-                there = {name for name, _ in await archive.storage.objects.list_topics()}
-                if not there.issuperset(topics):  # a topic without records is described at least
-                    described = await TopicDescriptions(archive.storage.objects).refresh()
-                    there |= {description.topic for description in described.values()}
+                archived_names = {name for name, _ in await archive.storage.objects.list_topics()}
+                if not archived_names.issuperset(
+                    topics
+                ):  # a topic without records is described at least
+                    descriptions = await TopicDescriptions(archive.storage.objects).refresh()
+                    archived_names |= {description.topic for description in descriptions.values()}
         except TimeoutError:
             raise StorageUnavailable(f"the store has not responded within {max_s:g} s") from None
     for topic in topics:
-        if topic not in there:
+        if topic not in archived_names:
             raise options.nothing_there(config, topic)
     return True
 

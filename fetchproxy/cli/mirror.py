@@ -89,14 +89,14 @@ def mirror(
     with users_errors():
         if to is None:
             raise ConfigError("give --to URL")
-    place: str = to
+    target_url: str = to
     ask_store(config)
     options = MirrorOptions(compare, with_damaged, bytes_per_s)
     done = run_job(
         context,
         config,
         lambda runner: job.mirror(
-            runner, config, place, options, cut_over=cut_over or move, on_result=_print_faults
+            runner, config, target_url, options, cut_over=cut_over or move, on_result=_print_faults
         ),
     )
     _print_mirrored(done)
@@ -106,7 +106,7 @@ def mirror(
     if done.refused is not None:
         raise typer.Exit(EXIT_USER_ERROR)
     if move:
-        _delete(context, config, place)
+        _delete(context, config, target_url)
 
 
 def _print_faults(partition: MirroredPartition) -> None:

@@ -216,9 +216,9 @@ def reloads(context: typer.Context, config: Config) -> Reloads:
 
 def read_settings(context: typer.Context, file: Path | None) -> Loaded:
     """Like `read_config`, but reads `file` and also returns the source of each value."""
-    place = "FETCHPROXY_SET" if _source(context, "assignments") == "ENVIRONMENT" else "--set"
+    source_name = "FETCHPROXY_SET" if _source(context, "assignments") == "ENVIRONMENT" else "--set"
     given = context.params.get("assignments") or ()
-    overrides = [parse_assignment(text, place) for text in given]
+    overrides = [parse_assignment(text, source_name) for text in given]
     for parameter, key in NAMED_KEYS.items():
         if parameter in context.params and is_given(context, parameter):
             option = "--from" if parameter == "source" else "--" + parameter.replace("_", "-")
@@ -247,8 +247,8 @@ def spark_settings(context: typer.Context) -> dict[str, str]:
 
 def nothing_there(config: Config, topic: str | None) -> ConfigError:
     """The error for an empty archive: a wrong prefix or topic must not look like a sound one."""
-    of_topic = "" if topic is None else f" of topic {topic}"
-    return ConfigError(f"there is nothing{of_topic} in the archive at {store_url(config)}")
+    topic_words = "" if topic is None else f" of topic {topic}"
+    return ConfigError(f"there is nothing{topic_words} in the archive at {store_url(config)}")
 
 
 def is_given(context: typer.Context, parameter: str) -> bool:

@@ -61,11 +61,11 @@ def resolve(
             LogChoice.TRUNCATE: truncate,
             LogChoice.NEW_HISTORY: new_history,
         }
-        chosen = [choice for choice, is_given in given.items() if is_given]
-        if len(chosen) != 1:
+        choices = [choice for choice, is_given in given.items() if is_given]
+        if len(choices) != 1:
             raise ConfigError("use one of --keep, --truncate and --new-history")
-    done = run_to_end(_resolve(config, partition, chosen[0], dry_run))
-    typer.echo(f"{partition}: {'would be' if dry_run else 'was'} resolved by --{chosen[0].value}")
+    done = run_to_end(_resolve(config, partition, choices[0], dry_run))
+    typer.echo(f"{partition}: {'would be' if dry_run else 'was'} resolved by --{choices[0].value}")
     for sentence in done.in_words:
         typer.echo(f"  {sentence}")
 

@@ -125,13 +125,13 @@ async def read_archive(
                     continue
                 segments = rlmm.list_remote_log_segments(tp)
                 rows += (_row(segment, view) for segment in segments)
-        stored = await read_published_conditions(storage.objects)
+        published = await read_published_conditions(storage.objects)
     if failing is not None:
         failing |= {
             name: error for name, error in (unlisted or {}).items() if topic in (None, name)
         }
     rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
-    return rows, with_published_conditions(conditions, stored.values(), topic)
+    return rows, with_published_conditions(conditions, published.values(), topic)
 
 
 def _row(segment: RemoteLogSegmentMetadata, view: PartitionView) -> SegmentRow:

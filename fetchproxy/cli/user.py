@@ -56,8 +56,8 @@ def user_lines(name: str, password: str, topics: list[str], groups: list[str]) -
     lines = [f"[{_quoted(name)}]", f"topics = {_quoted(topics)}", f"groups = {_quoted(groups)}"]
     for mechanism in HASHES:
         salt = os.urandom(_SALT_BYTES)
-        made = credential_of(mechanism, password.encode(), salt, ITERATIONS_MADE)
-        lines.append(f"{mechanism} = {_quoted(made.text())}")
+        credential = credential_of(mechanism, password.encode(), salt, ITERATIONS_MADE)
+        lines.append(f"{mechanism} = {_quoted(credential.text())}")
     text = "\n".join([*lines, ""])
     try:
         parse_users(text)

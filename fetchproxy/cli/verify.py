@@ -173,13 +173,13 @@ def print_summary(report: VerifyReport, failures: Iterable[ItemFailure] = ()) ->
     for key in report.not_encrypted:
         typer.echo(f"not encrypted: {safe_one_line(key)}")
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
-    plain = len(report.not_encrypted)
+    plain_count = len(report.not_encrypted)
     typer.echo(
         f"{count(report.segments, 'segment')}, {decimal(report.size_bytes)} in "
         f"{count(report.partitions, 'partition')}"
         f"{f', {unfinished} unfinished' if unfinished else ''}"
         f"{f', {overlapping} copied twice in part' if overlapping else ''}"
-        f"{f', {plain} not encrypted' if plain else ''}: "
+        f"{f', {plain_count} not encrypted' if plain_count else ''}: "
         f"{_conclusion(report, failures)}"
     )
 
@@ -223,14 +223,14 @@ def reindex(
     for partition in done.results:
         print_repaired(partition.repaired, dry_run)
     repaired = sum(len(partition.repaired.repairs) for partition in done.results)
-    left = [fault for partition in done.results for fault in partition.left]
-    for fault in left:
+    remaining_faults = [fault for partition in done.results for fault in partition.left]
+    for fault in remaining_faults:
         print_fault(fault)
     typer.echo(
         f"{count(len(done.results), 'partition')}: {count(repaired, 'object')} "
-        f"{'to be ' if dry_run else ''}repaired, {count(len(left), 'fault')} left"
+        f"{'to be ' if dry_run else ''}repaired, {count(len(remaining_faults), 'fault')} left"
     )
-    end_job(done.failures, faults=bool(left))
+    end_job(done.failures, faults=bool(remaining_faults))
 
 
 @options.shares("bootstrap", "store", spark=True)

@@ -319,18 +319,18 @@ def _by_variable(keys: Mapping[str, Key]) -> dict[str, str]:
 
 
 def _variable_faults(environ: Mapping[str, str], keys: Mapping[str, Key]) -> list[str]:
-    known = [*_by_variable(keys), *OPTION_VARIABLES]
+    known_names = [*_by_variable(keys), *OPTION_VARIABLES]
     faults = [
         f"{key.variable} and {key.variable}_FILE in the environment: only one of them may be set"
         for key in keys.values()
         if key.is_secret and environ.get(key.variable) and environ.get(f"{key.variable}_FILE")
     ]
     for variable in sorted(environ):
-        if not variable.startswith(VARIABLE_PREFIX) or variable in known:
+        if not variable.startswith(VARIABLE_PREFIX) or variable in known_names:
             continue
         if not (_SERVICE_VARIABLE.fullmatch(variable) or _LAB_VARIABLE.fullmatch(variable)):
             faults.append(
-                f"unknown variable {variable} in the environment" + _nearest(variable, known)
+                f"unknown variable {variable} in the environment" + _nearest(variable, known_names)
             )
     return faults
 
@@ -347,9 +347,9 @@ def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
         )
     if key is None:
         kind = "key" if "." in setting.key else "section"
-        known = list(keys) if kind == "key" else list(Config.model_fields)
+        known_names = list(keys) if kind == "key" else list(Config.model_fields)
         raise ConfigError(
-            f"unknown {kind} {setting.key} ({setting.place}){_nearest(setting.key, known)}"
+            f"unknown {kind} {setting.key} ({setting.place}){_nearest(setting.key, known_names)}"
         )
     if isinstance(setting.value, bool) and not key.takes(bool):
         raise ConfigError(_invalid(setting, key))  # pydantic would read true as 1
@@ -375,11 +375,11 @@ def _invalid(setting: Setting, key: Key) -> str:
     return f"{setting.key} = {value} ({setting.place}): expected {key.expected}"
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def _nearest(name: str, known_names: list[str]) -> str:
     """The nearest known name as a clause; compares last parts if no whole name is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
     if not close:
-        tails = {full.rpartition(".")[2]: full for full in known}
+        tails = {full.rpartition(".")[2]: full for full in known_names}
         close = [
             tails[tail]
             for tail in difflib.get_close_matches(name.rpartition(".")[2], tails, n=1, cutoff=0.6)

@@ -141,8 +141,8 @@ def within_ceiling(config: Config, chosen: Collection[str]) -> Config:
     fixed_bytes = sum(memory_parts(config).values()) - sum(b.size_bytes for b in shrinking.values())
     units = _shrunk(shrinking, ceiling - fixed_bytes)
     if units is None:
-        least = {key: b.units_min * b.unit_bytes for key, b in shrinking.items()}
-        raise ConfigError(_too_small(ceiling, memory_parts(config) | least))
+        least_bytes = {key: b.units_min * b.unit_bytes for key, b in shrinking.items()}
+        raise ConfigError(_too_small(ceiling, memory_parts(config) | least_bytes))
     return _with_units(config, units)
 
 
@@ -152,15 +152,15 @@ def _shrunk(budgets: Mapping[str, Budget], room: int) -> dict[str, int] | None:
         return None
     units: dict[str, int] = {}
     # Budgets below their minimum get the minimum first. The others share the rest.
-    left = dict(budgets)
-    while left:
-        share = min(room / sum(budget.size_bytes for budget in left.values()), 1.0)
-        at_least = {key: b for key, b in left.items() if int(b.units * share) < b.units_min}
-        settled = at_least or left
+    shrinkable = dict(budgets)
+    while shrinkable:
+        share = min(room / sum(budget.size_bytes for budget in shrinkable.values()), 1.0)
+        at_least = {key: b for key, b in shrinkable.items() if int(b.units * share) < b.units_min}
+        settled = at_least or shrinkable
         for key, budget in settled.items():
             units[key] = max(int(budget.units * share), budget.units_min)
             room -= units[key] * budget.unit_bytes
-        left = {key: budget for key, budget in left.items() if key not in settled}
+        shrinkable = {key: budget for key, budget in shrinkable.items() if key not in settled}
     return units
 
 

@@ -170,8 +170,8 @@ def parse_attachments(text: str) -> list[Attachment]:
     """
     attachments: dict[str, Attachment] = {}
     for part in text.split():
-        name, separator, place = part.partition("=")
-        url, hash_sign, topic = place.partition("#")
+        name, separator, url_text = part.partition("=")
+        url, hash_sign, topic = url_text.partition("#")
         if not (separator and hash_sign and "://" in url):
             raise ValueError(f"expected NAME=STORE_URL#TOPIC, not {part!r}")
         if not is_topic_name(name) or not is_topic_name(topic):
@@ -254,15 +254,15 @@ def parse_node_map(text: str) -> dict[int, NodePlace]:
     """
     places: dict[int, NodePlace] = {}
     for part in text.split(",") if text.strip() else ():
-        node, separator, place = part.strip().partition("=")
+        node, separator, address = part.strip().partition("=")
         if not separator or not (node.isascii() and node.isdigit()):
             raise ValueError(f"expected NODE=PORT or NODE=HOST:PORT, not {part.strip()!r}")
         if int(node) in places:
             raise ValueError(f"node {node} is given twice")
-        places[int(node)] = _parse_place(place)
-    if len({place.listen_port for place in places.values()}) < len(places):
+        places[int(node)] = _parse_place(address)
+    if len({address.listen_port for address in places.values()}) < len(places):
         raise ValueError("two nodes have the same listening port")
-    if len({(place.host, place.port) for place in places.values()}) < len(places):
+    if len({(address.host, address.port) for address in places.values()}) < len(places):
         raise ValueError("two nodes have the same advertised address")
     return places
 
@@ -395,10 +395,10 @@ def _override(pattern: str, settings: object) -> RetentionOverride:
     if not isinstance(settings, Mapping) or not settings:
         raise ValueError(f"{pattern!r}: expected one of {', '.join(_KEYS)}")
     limits = {}
-    for key, given in settings.items():
+    for key, text in settings.items():
         if key not in _KEYS:
             raise ValueError(f"{pattern!r}: expected one of {', '.join(_KEYS)}, not {key}")
-        value = (DURATION if key.endswith("_ms") else SIZE).read(given)
+        value = (DURATION if key.endswith("_ms") else SIZE).read(text)
         if not isinstance(value, int) or isinstance(value, bool) or value < -1:
             raise ValueError(f"{pattern!r}: {key} must be a number or have a unit, at least -1")
         limits[key] = value
@@ -440,8 +440,8 @@ def parse_networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
 
 
 def _parse_url(text: str) -> object:
-    scheme, separator, rest = text.partition("://")
-    if not (separator and scheme and rest):
+    scheme, separator, remainder = text.partition("://")
+    if not (separator and scheme and remainder):
         raise ValueError("expected a URL")
     return scheme
 

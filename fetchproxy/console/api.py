@@ -207,13 +207,13 @@ def openapi() -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
-    whole = {"type": "integer", "minimum": 0}
+    count_schema = {"type": "integer", "minimum": 0}
     parameters: list[dict[str, Any]] = [
         {
             "name": name,
             "in": "path",
             "required": True,
-            "schema": whole if name == "partition" else {"type": "string"},
+            "schema": count_schema if name == "partition" else {"type": "string"},
         }
         for name in endpoint.parameters
     ]

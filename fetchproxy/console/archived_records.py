@@ -293,10 +293,10 @@ class _Page:
 
     async def _take_records(self, piece: memoryview, header: BatchHeader) -> str | None:
         """Why the batch cannot be shown, or None."""
-        stored = piece[header.records_at : header.position + header.size]
+        stored_bytes = piece[header.records_at : header.position + header.size]
         try:
             unpacked = await asyncio.to_thread(
-                decompress, header.compression, stored, SHOWN_BATCH_BYTES_MAX
+                decompress, header.compression, stored_bytes, SHOWN_BATCH_BYTES_MAX
             )
             for number, record in enumerate(records_in(unpacked, header, self.next_offset)):
                 if number % RECORDS_A_TURN == 0:

@@ -286,12 +286,12 @@ class StatusCollector:
         history_bytes = accounts.others.served_bytes + accounts.own.served_bytes
         async for account in cooperative(accounts.clients()):
             history_bytes += account.served_bytes
-        known = bool(self._tps)
+        has_partitions = bool(self._tps)
         reads, totals = status.remote_reads, status.totals
         figures = ProcessFigures(
-            lag_offsets=totals.lag_offsets if known else None,
-            lost_offsets=totals.lost_offsets if known else None,
-            archive_bytes=totals.size_bytes if known else None,
+            lag_offsets=totals.lag_offsets if has_partitions else None,
+            lost_offsets=totals.lost_offsets if has_partitions else None,
+            archive_bytes=totals.size_bytes if has_partitions else None,
             connections=status.relay["connections"],
             waiting_fetches=reads["waiting"],
             errors=sum(
@@ -325,9 +325,9 @@ class StatusCollector:
         if tps is not None:
             self._tps = tps
             self._topic_names = await asyncio.to_thread(_names_by_id, tps)
-            kept = {tp: self._rows[tp] for tp in self._tps if tp in self._rows}
-            gone, self._rows = self._rows, kept
-            await self._withdraw_gauges([tp for tp in gone if tp not in kept])
+            rows = {tp: self._rows[tp] for tp in self._tps if tp in self._rows}
+            gone, self._rows = self._rows, rows
+            await self._withdraw_gauges([tp for tp in gone if tp not in rows])
         if self.cluster is not None:
             log_offsets_s = self.limits.refresh_interval_ms / 1000
             await self.cluster.fetch_log_offsets(self._tps, not_older_than=now - log_offsets_s)
@@ -345,9 +345,9 @@ class StatusCollector:
     async def _look_at_archive(self, not_older_than: float) -> None:
         unlisted: Unlisted = {}
         try:
-            listed = await self.rlmm.list_partitions(unlisted)
+            listed_tps = await self.rlmm.list_partitions(unlisted)
             before = [tp for tp in self._archived if tp.topic in unlisted]
-            self._archived = (*listed, *before)
+            self._archived = (*listed_tps, *before)
             self._stored = await read_published_conditions(self._objects, self._stored)
             in_order = await asyncio.to_thread(sorted, self._archived)
             for _, tps in groupby(in_order, lambda tp: tp.topic_id):
@@ -402,11 +402,11 @@ class StatusCollector:
         yield from self._partitions.conditions()
 
     async def _found(self, now: float) -> _Found:
-        every = list(self._health.all(now))
+        conditions = list(self._health.all(now))
         moment, tail = Moment(now, self.sources.clock_ms()), self.cluster is not None
-        if len(every) <= CONDITIONS_ON_THE_LOOP_MAX:
-            return _in_words(every, moment, tail)
-        return await asyncio.to_thread(_in_words, every, moment, tail)
+        if len(conditions) <= CONDITIONS_ON_THE_LOOP_MAX:
+            return _in_words(conditions, moment, tail)
+        return await asyncio.to_thread(_in_words, conditions, moment, tail)
 
     async def _outlook(self, knowledge: _Found, least_times: LeastTimes) -> Outlook:
         archives = self.sources.archiver() is not None
@@ -537,14 +537,16 @@ def _by_name(tp: TopicIdPartition) -> tuple[str, int, int]:
 
 
 def _by_name_if_new(
-    tps: Iterable[TopicIdPartition], known: Mapping[TopicIdPartition, object]
+    tps: Iterable[TopicIdPartition], known_rows: Mapping[TopicIdPartition, object]
 ) -> list[TopicIdPartition] | None:
-    """`tps` in the order of their names, because people look for names. None: they equal `known`.
+    """`tps` in the order of their names, because people look for names.
 
-    For a thread. While this runs, the event loop does not change `known`.
+    None: they equal `known_rows`.
+
+    For a thread. While this runs, the event loop does not change `known_rows`.
     """
     known_tps = set(tps)
-    return None if known_tps == known.keys() else sorted(known_tps, key=_by_name)
+    return None if known_tps == known_rows.keys() else sorted(known_tps, key=_by_name)
 
 
 def _in_words(conditions: Iterable[Condition], moment: Moment, tail: bool) -> _Found:

@@ -201,8 +201,8 @@ class Moment:
     def in_words(self, in_s: float) -> str:
         """14:20 UTC (in 2 h 10 min): never later than it is, and the same for some time."""
         step_ms = _MINUTE_MS if in_s < _NEAR_S else _STEP_MS
-        at = utc_text((self.now_ms + round(in_s * 1000)) // step_ms * step_ms)
-        return f"{at if in_s >= _DAY_S else at[-9:]} (in {_span(in_s)})"
+        utc = utc_text((self.now_ms + round(in_s * 1000)) // step_ms * step_ms)
+        return f"{utc if in_s >= _DAY_S else utc[-9:]} (in {_span(in_s)})"
 
 
 def problems(
@@ -276,8 +276,8 @@ def outlook(
     if not rest:
         return Outlook()
     says, lost_in_seconds = _loss(rest, least_times, moment)
-    whole = "Nothing is archived now. " if any(one.kind in _HERE for one in rest) else ""
-    return Outlook(whole + says, lost_in_seconds)
+    lead = "Nothing is archived now. " if any(one.kind in _HERE for one in rest) else ""
+    return Outlook(lead + says, lost_in_seconds)
 
 
 def _loss(
@@ -290,15 +290,15 @@ def _loss(
         for condition in rest
         if condition.until is not None and not _WORDS[condition.kind].until
     ]
-    left = [one.until - moment.now for one in timed if one.until is not None]
-    left += least_times.of(rest)
-    if not left:
+    times_left = [one.until - moment.now for one in timed if one.until is not None]
+    times_left += least_times.of(rest)
+    if not times_left:
         return "No time is known from which the brokers delete what is not archived.", None
-    least = max(min(left), 0.0)
-    if least < _MINUTE_MS / 1000:
+    seconds_left = max(min(times_left), 0.0)
+    if seconds_left < _MINUTE_MS / 1000:
         return "Records may be lost at any moment: the brokers may delete them now.", 0
-    at = moment.in_words(least)
-    return f"Records are lost from about {at} on, if this goes on.", int(least)
+    time_words = moment.in_words(seconds_left)
+    return f"Records are lost from about {time_words} on, if this goes on.", int(seconds_left)
 
 
 def rests_elsewhere(conditions: Iterable[Condition]) -> bool:

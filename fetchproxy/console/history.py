@@ -123,13 +123,13 @@ def merged_samples(of_workers: Sequence[list[dict[str, Any]]]) -> list[dict[str,
     merged: dict[int, dict[str, Any]] = {}
     for samples in of_workers:
         for sample in samples:
-            known = merged.get(minute := sample["at_ms"] // SAMPLE_INTERVAL_MS)
-            merged[minute] = sample if known is None else _sum_of(known, sample)
+            totals = merged.get(minute := sample["at_ms"] // SAMPLE_INTERVAL_MS)
+            merged[minute] = sample if totals is None else _sum_of(totals, sample)
     return [merged[minute] for minute in sorted(merged)][-SAMPLES_MAX:]
 
 
-def _sum_of(known: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    totals = dict(known)
+def _sum_of(sample: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    totals = dict(sample)
     for name, more in other.items():
         if name != "at_ms" and name not in OF_THE_ARCHIVE and more is not None:
             totals[name] = more if totals[name] is None else totals[name] + more

@@ -87,10 +87,10 @@ class LimitedConnection(asyncio.Protocol):
             self._inner = self._make_inner()
             self._inner.connection_made(self._transport)
         self._begin = (self._begin + data[: len(_PROBE)])[: len(_PROBE)]
-        seen = self._last_bytes + data
-        end = seen.find(_HEADERS_END)
+        received = self._last_bytes + data
+        end = received.find(_HEADERS_END)
         if end < 0:
-            self._last_bytes = seen[-len(_HEADERS_END) + 1 :]
+            self._last_bytes = received[-len(_HEADERS_END) + 1 :]
         else:
             data = data[: end + len(_HEADERS_END) - len(self._last_bytes)]
             self._last_bytes = None

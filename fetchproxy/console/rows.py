@@ -352,15 +352,17 @@ class Rows:
     async def readers(self, query: PageQuery) -> Page:
         """Those with most bytes first."""
         skipped = skipped_rows(query)
-        every = [*self.accounts.clients(), self.accounts.others, self.accounts.own]
+        accounts = [*self.accounts.clients(), self.accounts.others, self.accounts.own]
         await a_turn()
-        most = await asyncio.to_thread(heapq.nlargest, skipped + query.limit + 1, every, _bytes)
-        page_rows = most[skipped : skipped + query.limit]
+        largest = await asyncio.to_thread(
+            heapq.nlargest, skipped + query.limit + 1, accounts, _bytes
+        )
+        page_rows = largest[skipped : skipped + query.limit]
         rows = [
             ReaderRow(**row.client._asdict(), **cost_of(row, self.prices))
             async for row in cooperative(page_rows, LINES_AT_ONCE)
         ]
-        more = len(most) > skipped + query.limit
+        more = len(largest) > skipped + query.limit
         return Page(tuple(rows), str(skipped + query.limit) if more else None)
 
     async def groups(self, query: PageQuery) -> Page:
@@ -369,9 +371,9 @@ class Rows:
         clients: dict[str, set[tuple[str, str]]] = defaultdict(set)
         sums: dict[str, ReaderAccount] = {}
         named = self.collector.sources.groups() or GroupsOfClients()
-        async for place, groups in cooperative(named.items()):
+        async for group_key, groups in cooperative(named.items()):
             for group in groups:
-                clients[group].add(place)
+                clients[group].add(group_key)
         async for client in cooperative(self.accounts.clients()):
             if group := client.client.group:
                 clients[group].add(client.client[:2])
@@ -400,9 +402,9 @@ class Rows:
     async def log(self, query: PageQuery) -> Page:
         """The newest first."""
         skipped = skipped_rows(query)
-        every = self.lines.newest_first()
-        page_rows = every[skipped : skipped + query.limit]
-        more = len(every) > skipped + query.limit
+        lines = self.lines.newest_first()
+        page_rows = lines[skipped : skipped + query.limit]
+        more = len(lines) > skipped + query.limit
         rows = tuple(LogLine(*row) for row in page_rows)
         return Page(rows, str(skipped + query.limit) if more else None)
 
@@ -428,9 +430,9 @@ def _first_rows(rows: Iterable[T], order: Callable[[T], Any], query: PageQuery) 
     return heapq.nsmallest(skipped + query.limit + 1, rows, key=order)[skipped:]
 
 
-def _numbered_page(every: Sequence[Any], query: PageQuery) -> Page:
+def _numbered_page(rows: Sequence[Any], query: PageQuery) -> Page:
     skipped = skipped_rows(query)
-    return _page_of(every[skipped : skipped + query.limit + 1], query)
+    return _page_of(rows[skipped : skipped + query.limit + 1], query)
 
 
 def _page_of(rows: Sequence[Any], query: PageQuery) -> Page:
@@ -457,9 +459,9 @@ def _segment_row(tp: TopicIdPartition, segment: Any) -> ArchivedSegment:
     )
 
 
-def page_query(given: Iterable[tuple[str, str]]) -> PageQuery:
+def page_query(pairs: Iterable[tuple[str, str]]) -> PageQuery:
     """From the query of a URL. Raises BadPage."""
-    values = dict(given)
+    values = dict(pairs)
     limit, after = values.get("limit", str(LIMIT_DEFAULT)), values.get("after", "")
     if not (
         limit.isascii() and limit.isdigit() and len(limit) <= 4 and 0 < int(limit) <= LIMIT_MAX

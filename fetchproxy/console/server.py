@@ -159,15 +159,15 @@ def has_token(authorization: str, token: bytes) -> bool:
     It takes the same time for each wrong token.
     """
     scheme, _, value = authorization.partition(" ")
-    given = value.strip().encode(errors="replace")
+    token_bytes = value.strip().encode(errors="replace")
     if scheme.lower() == "basic":
         try:
-            given = base64.b64decode(given, validate=True).partition(b":")[2]
+            token_bytes = base64.b64decode(token_bytes, validate=True).partition(b":")[2]
         except ValueError:
-            given = b""
+            token_bytes = b""
     elif scheme.lower() != "bearer":
-        given = b""
-    return hmac.compare_digest(given, token)
+        token_bytes = b""
+    return hmac.compare_digest(token_bytes, token)
 
 
 def token_guard(token_now: Callable[[], bytes | None]) -> Middleware:
@@ -241,29 +241,29 @@ async def _in_steps(
     has the `turn` makes one step in a turn of the loop: 64 first steps together took 90 ms.
     """
 
-    def encoded(some: list[Metric]) -> bytes:
-        return encode(SimpleNamespace(collect=lambda: some))
+    def encoded(metrics: list[Metric]) -> bytes:
+        return encode(SimpleNamespace(collect=lambda: metrics))
 
     end = encoded([])  # the end of the whole text, in some formats
     metrics = iter(registry.collect())
     texts: list[bytes] = []
     while True:
         async with turn:
-            if not (some := _next_of(metrics)):
+            if not (batch := _next_of(metrics)):
                 return b"".join([*texts, end])
-            texts.append(encoded(some).removesuffix(end))
+            texts.append(encoded(batch).removesuffix(end))
             await asyncio.sleep(0)
 
 
 def _next_of(metrics: Iterator[Metric]) -> list[Metric]:
     clock = asyncio.get_running_loop().time
-    some: list[Metric] = []
+    batch: list[Metric] = []
     until = clock() + STEP_S
     for metric in metrics:
-        some.append(metric)
-        if len(some) == METRICS_A_STEP or clock() >= until:
+        batch.append(metric)
+        if len(batch) == METRICS_A_STEP or clock() >= until:
             break
-    return some
+    return batch
 
 
 def refused_rows(request: web.Request) -> web.Response | None:

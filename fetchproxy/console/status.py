@@ -318,30 +318,32 @@ class PartitionRows:
     def topics(self) -> tuple[TopicStatus, ...]:
         """Topics with faulty partitions first, then by name."""
         every = self._topics.values()
-        most = len(every) if self._topics_max is None else self._topics_max
-        return tuple(heapq.nsmallest(most, every, key=lambda one: (not one.faulty, one.topic)))
+        rows_max = len(every) if self._topics_max is None else self._topics_max
+        return tuple(heapq.nsmallest(rows_max, every, key=lambda one: (not one.faulty, one.topic)))
 
     def totals(self) -> Totals:
-        every = self._topics.values()
-        left = [s for row in every if (s := row.deleted_in_seconds) is not None]
+        topics = self._topics.values()
+        deletion_times = [s for row in topics if (s := row.deleted_in_seconds) is not None]
         return Totals(
-            topics=len(every),
+            topics=len(topics),
             partitions=self.total,
-            faulty=sum(one.faulty for one in every),
+            faulty=sum(one.faulty for one in topics),
             lossy=self._lossy,
-            lag_offsets=sum(one.lag_offsets for one in every),
-            size_bytes=sum(one.size_bytes for one in every),
-            lost_offsets=sum(one.lost_offsets for one in every),
-            deleted_in_seconds=min(left, default=None),
+            lag_offsets=sum(one.lag_offsets for one in topics),
+            size_bytes=sum(one.size_bytes for one in topics),
+            lost_offsets=sum(one.lost_offsets for one in topics),
+            deleted_in_seconds=min(deletion_times, default=None),
         )
 
     def is_faulty(self, line: PartitionStatus) -> bool:
-        place = (line.topic, line.partition)
-        return place in self._with_condition or (line.topic, None) in self._with_condition
+        partition = (line.topic, line.partition)
+        return partition in self._with_condition or (line.topic, None) in self._with_condition
 
     def _count(self, line: PartitionStatus, faulty: bool) -> None:
         before = self._topics.get(line.topic) or TopicStatus(line.topic)
-        left = [s for s in (before.deleted_in_seconds, line.deleted_in_seconds) if s is not None]
+        deletion_times = [
+            s for s in (before.deleted_in_seconds, line.deleted_in_seconds) if s is not None
+        ]
         if line.deleted_in_seconds is not None:
             self._note_time(line.deleted_in_seconds, line.role == "leader", faulty)
         self._lossy += line.lost_offsets > 0
@@ -351,7 +353,7 @@ class PartitionRows:
             faulty=before.faulty + faulty,
             lag_offsets=before.lag_offsets + (line.lag_offsets or 0),
             size_bytes=before.size_bytes + line.size_bytes,
-            deleted_in_seconds=min(left, default=None),
+            deleted_in_seconds=min(deletion_times, default=None),
             lost_offsets=before.lost_offsets + line.lost_offsets,
         )
 
@@ -376,8 +378,8 @@ async def largest_clients(
     """
     rows: list[tuple[ClientStatus, Consumer]] = []
     for first in range(0, len(consumers), _CLIENTS_AT_ONCE):
-        some = consumers[first : first + _CLIENTS_AT_ONCE]
-        rows += [(one.status(now), one) for one in some if one.readers]
+        part = consumers[first : first + _CLIENTS_AT_ONCE]
+        rows += [(one.status(now), one) for one in part if one.readers]
         rows = heapq.nlargest(
             DISPLAYED_CLIENTS_MAX, rows, key=lambda row: (row[0].bytes_per_s, row[0].pauses)
         )
@@ -519,8 +521,8 @@ class PartitionsHealth:
         self._results = results
         self._note({one for _, found in results.values() for one in found})
         if len(self._sound_ends) > len(tps):
-            kept = set(tps)
-            self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in kept}
+            known_tps = set(tps)
+            self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in known_tps}
 
     def _note(self, found: set[Condition]) -> None:
         """Logs missing offsets only. The code that copied or read has logged the other kinds."""

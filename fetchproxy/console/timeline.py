@@ -55,7 +55,7 @@ def timeline(
 
     firsts = [first, *(last + 1 for _, last in gaps)]
     lasts = [*(first - 1 for first, _ in gaps), end - 1]
-    spans = [span(SpanKind.ARCHIVED, *both) for both in zip(firsts, lasts, strict=True)]
+    spans = [span(SpanKind.ARCHIVED, *offsets) for offsets in zip(firsts, lasts, strict=True)]
     if log_offsets is not None and log_offsets.high_watermark > log_offsets.log_start_offset:
         spans.append(
             span(SpanKind.BROKERS, log_offsets.log_start_offset, log_offsets.high_watermark - 1)
@@ -97,12 +97,12 @@ def _anchor(segment: RemoteLogSegmentMetadata, now_ms: int) -> _Anchor:
 
 def date_of(offset: int, anchors: Sequence[_Anchor]) -> int:
     """Between two anchors, by the offset; outside, that of the nearest one."""
-    at = bisect_left(anchors, offset, key=lambda anchor: anchor[0])
-    if at == 0:
+    index = bisect_left(anchors, offset, key=lambda anchor: anchor[0])
+    if index == 0:
         return anchors[0][1]
-    if at == len(anchors):
+    if index == len(anchors):
         return anchors[-1][1]
-    (low, low_ms), (high, high_ms) = anchors[at - 1], anchors[at]
+    (low, low_ms), (high, high_ms) = anchors[index - 1], anchors[index]
     return low_ms + round((high_ms - low_ms) * (offset - low) / max(high - low, 1))
 
 

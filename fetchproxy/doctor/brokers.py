@@ -67,17 +67,17 @@ async def dialed(address: HostPort, tls: ReloadingContext | None = None) -> OSEr
 
 
 async def dial_each(
-    addresses: Sequence[HostPort], most_ms: int, tls: ReloadingContext | None = None
+    addresses: Sequence[HostPort], wait_max_ms: int, tls: ReloadingContext | None = None
 ) -> dict[HostPort, str]:
     """The errors in words, by address; all are dialed at once."""
     faults: dict[HostPort, str] = {}
 
     async def one(address: HostPort) -> None:
         try:
-            async with asyncio.timeout(most_ms / 1000):
+            async with asyncio.timeout(wait_max_ms / 1000):
                 error = await dialed(address, tls)
         except TimeoutError:
-            error = OSError(f"no connection within {most_ms} ms")
+            error = OSError(f"no connection within {wait_max_ms} ms")
         if error is not None:
             faults[address] = f"{address}: {handshake_error_in_words(error)}"
 
@@ -94,8 +94,10 @@ def _about(address: HostPort, reason: str) -> Finding:
 
 async def _one_takes_connections(scene: Scene) -> Sequence[Finding]:
     faults = await _dial_bootstrap(scene)
-    every = parse_bootstrap(scene.config.cluster.bootstrap)
-    return [_about(*one) for one in faults.items()] if len(faults) == len(set(every)) else NOTHING
+    addresses = parse_bootstrap(scene.config.cluster.bootstrap)
+    return (
+        [_about(*one) for one in faults.items()] if len(faults) == len(set(addresses)) else NOTHING
+    )
 
 
 async def _each_takes_connections(scene: Scene) -> Sequence[Finding]:
@@ -114,8 +116,8 @@ async def _tls_works(scene: Scene) -> Sequence[Finding]:
     if tls is None:
         raise DoesNotApply(f"cluster.security_protocol = {config.security_protocol}")
     away = await _dial_bootstrap(scene)
-    there = [a for a in parse_bootstrap(config.bootstrap) if a not in away]
-    faults = await dial_each(there, config.connect_max_ms, tls)
+    reachable = [a for a in parse_bootstrap(config.bootstrap) if a not in away]
+    faults = await dial_each(reachable, config.connect_max_ms, tls)
     return [_about(*one) for one in faults.items()]
 
 

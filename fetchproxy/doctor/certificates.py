@@ -147,12 +147,12 @@ def shaken(
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     token = SHAKING.set(_Peer())
     try:
-        one = server.wrap_bio(to_server, to_client, server_side=True)
+        server_half = server.wrap_bio(to_server, to_client, server_side=True)
     finally:
         SHAKING.reset(token)
     other = client.wrap_bio(to_client, to_server, server_hostname=name)
     for _ in range(_FLIGHTS_MAX):
-        for side in (other, one):
+        for side in (other, server_half):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:
@@ -199,8 +199,8 @@ async def _ring_is_active(scene: Scene) -> Sequence[Finding]:
     await ring.close()
     if not scene.archives or ring.writes:
         return NOTHING
-    place = mask_text(scene.config.store.encryption_keys or "")
-    return [Finding(f"the key ring {place} has no active key, and this process archives")]
+    ring_url = mask_text(scene.config.store.encryption_keys or "")
+    return [Finding(f"the key ring {ring_url} has no active key, and this process archives")]
 
 
 async def _users_can_be_read(scene: Scene) -> Passed | Sequence[Finding]:

@@ -45,11 +45,11 @@ class Change:
     margin_ms: Mapping[str, int | None] = field(default_factory=dict)
 
 
-def changed_settings(now: Loaded, then: Loaded) -> list[tuple[str, str, str]]:
+def changed_settings(now: Loaded, new: Loaded) -> list[tuple[str, str, str]]:
     """Without secrets, which count as changed if they are."""
     changed: list[tuple[str, str, str]] = []
     for key in all_keys().values():
-        before, after = now.value_of(key), then.value_of(key)
+        before, after = now.value_of(key), new.value_of(key)
         if before == after:
             continue
         texts = [_value_text(key.as_text(value), key.is_secret) for value in (before, after)]
@@ -65,15 +65,15 @@ async def examine_change(scene: Scene, most_s: float) -> Change | None:
     """Asks the brokers for `most_s` at most. None: no other settings are in force."""
     if scene.present is None:
         return None
-    now, then = scene.present.config, scene.config
+    now, new = scene.present.config, scene.config
     change = Change(
         changed_settings(scene.present, scene.loaded),
-        (sum(memory_parts(now).values()), sum(memory_parts(then).values())),
+        (sum(memory_parts(now).values()), sum(memory_parts(new).values())),
         compare_settings(now, scene.loaded).waiting,
     )
     try:
         async with asyncio.timeout(most_s):
-            before, after = await _topics(scene, now), await _topics(scene, then)
+            before, after = await _topics(scene, now), await _topics(scene, new)
             gained = sorted(after - before)
             margins = {topic: await _margin_ms(scene, topic) for topic in gained}
     except (NotChecked, FetchProxyError, TimeoutError):
@@ -113,30 +113,30 @@ async def _keeps_its_topics(scene: Scene) -> Sequence[Finding]:
 
 
 async def _stays_where_it_is(scene: Scene) -> Sequence[Finding]:
-    now, then = _present(scene).store.url, scene.config.store.url
-    if now is None or then is None or same_place(now, then):
+    now, new = _present(scene).store.url, scene.config.store.url
+    if now is None or new is None or same_place(now, new):
         return NOTHING
-    return [Finding(f"store.url: {without_secrets(now)} becomes {without_secrets(then)}")]
+    return [Finding(f"store.url: {without_secrets(now)} becomes {without_secrets(new)}")]
 
 
 async def _keeps_its_manager(scene: Scene) -> Sequence[Finding]:
-    now, then = _present(scene).metadata, scene.config.metadata
-    if now.manager == then.manager == "store":
+    now, new = _present(scene).metadata, scene.config.metadata
+    if now.manager == new.manager == "store":
         return NOTHING
     return [
-        Finding(f"metadata.{name}: {getattr(now, name)} becomes {getattr(then, name)}")
+        Finding(f"metadata.{name}: {getattr(now, name)} becomes {getattr(new, name)}")
         for name in _OF_THE_MANAGER
-        if getattr(now, name) != getattr(then, name)
+        if getattr(now, name) != getattr(new, name)
     ]
 
 
 async def _deletes_no_more(scene: Scene) -> Sequence[Finding]:
-    now, then = _present(scene), scene.config
-    topics = await _topics(scene, now) & await _topics(scene, then)
+    now, new = _present(scene), scene.config
+    topics = await _topics(scene, now) & await _topics(scene, new)
     shorter: dict[tuple[str, int, int], list[str]] = {}
     for topic in sorted(topics):
         before = effective_retention(now.archive, topic, None)
-        after = effective_retention(then.archive, topic, None)
+        after = effective_retention(new.archive, topic, None)
         for what, kept, keeps in (
             ("ms", before.remote_ms, after.remote_ms),
             ("bytes", before.remote_bytes, after.remote_bytes),

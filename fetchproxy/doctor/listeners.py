@@ -68,8 +68,8 @@ async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
     config = scene.config
     listen = parse_host_port(config.gateway.listen)
     ports = [("gateway.listen", listen)]
-    for place in parse_node_map(config.gateway.node_map or "").values():
-        ports.append(("gateway.node_map", HostPort(listen.host, place.listen_port)))
+    for address in parse_node_map(config.gateway.node_map or "").values():
+        ports.append(("gateway.node_map", HostPort(listen.host, address.listen_port)))
     base = config.gateway.node_port_base
     if base and not config.archive_only.enabled:
         mapped = parse_node_map(config.gateway.node_map or "")
@@ -112,9 +112,9 @@ def _hosts(gateway: GatewayConfig, nodes: Iterable[int]) -> Iterator[str]:
         yield host
     if (names := ServerNames.of(gateway)) is not None:
         yield from map(names.host_of, nodes)
-    for place in parse_node_map(gateway.node_map or "").values():
-        if place.host is not None:
-            yield place.host
+    for address in parse_node_map(gateway.node_map or "").values():
+        if address.host is not None:
+            yield address.host
 
 
 async def _no_loopback_for_others(scene: Scene) -> Sequence[Finding]:

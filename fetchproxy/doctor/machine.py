@@ -24,8 +24,8 @@ def read_machine(root: Path = Path("/")) -> Machine:
     """`root`: where /proc and /sys are mounted. Blocks."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # `serve` raises the soft limit to it
     limits = sorted(_memory_limits(root))
-    least, name = limits[0] if limits else (None, "")
-    return Machine(files, least, name)
+    memory_bytes, name = limits[0] if limits else (None, "")
+    return Machine(files, memory_bytes, name)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, str]]:

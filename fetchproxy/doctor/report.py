@@ -54,8 +54,8 @@ def _check_lines(result: CheckResult, sign: str) -> Iterator[str]:
 
 
 def _change_lines(change: Change) -> Iterator[str]:
-    for key, now, then in change.settings:
-        yield f"{key}: {now} becomes {then}"
+    for key, now, new in change.settings:
+        yield f"{key}: {now} becomes {new}"
     if not change.settings:
         yield "no setting changes"
     elif change.waiting:
@@ -70,8 +70,10 @@ def _change_lines(change: Change) -> Iterator[str]:
     yield f"topics gained: {_named(change.gained)}"
     yield f"topics lost: {_named(change.lost)}"
     for topic, margin_ms in list(change.margin_ms.items())[:_NAMED_MAX]:
-        kept = "for ever" if margin_ms is None else f"{margin_ms // 1000} s longer than that takes"
-        yield f"{topic}: the brokers keep what is to be archived {kept}"
+        kept_for = (
+            "for ever" if margin_ms is None else f"{margin_ms // 1000} s longer than that takes"
+        )
+        yield f"{topic}: the brokers keep what is to be archived {kept_for}"
 
 
 def _named(topics: Sequence[str]) -> str:
@@ -106,7 +108,7 @@ def examination_json(examination: Examination) -> str:
     if (change := examination.change) is not None:
         document["change"] = {
             "settings": [
-                {"key": key, "now": now, "then": then} for key, now, then in change.settings
+                {"key": key, "now": now, "then": new} for key, now, new in change.settings
             ],
             "needs_restart": list(change.waiting),
             "memory_bytes": dict(zip(("now", "then"), change.memory_bytes, strict=True)),

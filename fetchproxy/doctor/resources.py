@@ -39,11 +39,11 @@ async def _memory_suffices(scene: Scene) -> Passed | Sequence[Finding]:
     machine, plan = scene.machine, sum(memory_parts(scene.config).values())
     if machine.memory_bytes is None:
         raise NotChecked("this system does not say how much memory it has")
-    most = int(machine.memory_bytes * _MEMORY_SHARE)
+    bytes_max = int(machine.memory_bytes * _MEMORY_SHARE)
     words = f"{plan / MiB:.0f} MiB of {machine.memory_bytes / MiB:.0f} MiB"
-    if plan <= most:
+    if plan <= bytes_max:
         return Passed(f"{words}, without the metadata of segments")
-    return [Finding(f"the plan is {words}: {machine.memory_limit}", {"bytes": most})]
+    return [Finding(f"the plan is {words}: {machine.memory_limit}", {"bytes": bytes_max})]
 
 
 # --- the spool ---
@@ -85,11 +85,11 @@ def _try_to_write(folder: Path) -> None:
 
 async def _spool_has_room(scene: Scene) -> Sequence[Finding]:
     folder, archive = _spool(scene), scene.config.archive
-    least = archive.segment_bytes_max if archive.log_dirs is None else MiB
+    bytes_min = archive.segment_bytes_max if archive.log_dirs is None else MiB
     free = await asyncio.to_thread(lambda: shutil.disk_usage(_nearest(folder)).free)
-    if free >= least:
+    if free >= bytes_min:
         return NOTHING
-    reason = f"{folder} has {free / MiB:.0f} MiB free, but one segment takes {least / MiB:.0f}"
+    reason = f"{folder} has {free / MiB:.0f} MiB free, but one segment takes {bytes_min / MiB:.0f}"
     return [Finding(reason, {"folder": folder})]
 
 

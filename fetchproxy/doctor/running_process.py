@@ -16,31 +16,31 @@ _PLACE = "the process that runs"
 _CLIENTS = "gateway.connections_max"
 
 
-def settings_in_force(rows: Sequence[Mapping[str, Any]], then: Loaded) -> Loaded:
-    """Settings whose value is a secret count as those of `then`. Raises NotChecked."""
+def settings_in_force(rows: Sequence[Mapping[str, Any]], new: Loaded) -> Loaded:
+    """Settings whose value is a secret count as those of `new`. Raises NotChecked."""
     if len(rows) != 1:
         raise NotChecked("several workers tell the shares that they have of the settings")
     try:
-        return load(None, {}, list(_settings(rows[0], then)))
+        return load(None, {}, list(_settings(rows[0], new)))
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise NotChecked(f"the process that runs has settings of another kind: {error}") from error
 
 
-def _settings(row: Mapping[str, Any], then: Loaded) -> Iterator[Setting]:
+def _settings(row: Mapping[str, Any], new: Loaded) -> Iterator[Setting]:
     for text in row["settings"]:
         name, _, value = text.partition(" = ")
         if MASK in value:
-            if (setting := then.chosen.get(name)) is not None:
+            if (setting := new.chosen.get(name)) is not None:
                 yield setting
             continue
         parsed_value: Any = "" if value == "not set" else tomllib.loads(f"value = {value}")["value"]
-        if name == _CLIENTS and parsed_value == _clients_max(row, then):
-            parsed_value = then.config.gateway.connections_max
+        if name == _CLIENTS and parsed_value == _clients_max(row, new):
+            parsed_value = new.config.gateway.connections_max
         yield Setting(name, parsed_value, _PLACE)
 
 
-def _clients_max(row: Mapping[str, Any], then: Loaded) -> int:
-    """To this its limit of open files would lower `then`'s number, which is no other setting."""
+def _clients_max(row: Mapping[str, Any], new: Loaded) -> int:
+    """How many clients `new` allows the process, whose limit of open files may lower the number."""
     files = row["limits"]["ulimit open files"].partition(",")[0]
-    clients = then.config.gateway.connections_max
+    clients = new.config.gateway.connections_max
     return clients_that_fit(int(files), clients) if files.isdigit() else clients

@@ -75,13 +75,13 @@ def secret_files(loaded: Loaded, file: Path | None) -> Iterator[tuple[Path, str]
 
 
 def _open_to_others(files: Mapping[Path, str]) -> Iterator[Finding]:
-    for path, what in files.items():
+    for path, content in files.items():
         try:
             mode = path.stat().st_mode
         except OSError:
             continue  # whoever reads it says so
         if mode & (stat.S_IROTH | stat.S_IWOTH):
-            reason = f"{path} contains {what}, but its mode is {stat.S_IMODE(mode):04o}"
+            reason = f"{path} contains {content}, but its mode is {stat.S_IMODE(mode):04o}"
             yield Finding(reason, {"file": path})
 
 

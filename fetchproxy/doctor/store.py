@@ -49,8 +49,8 @@ _CLEAN_UP_MAX_S = 5.0
 async def _responds(scene: Scene) -> Passed | Sequence[Finding]:
     storage = await _opened(scene)
     with tried_once():
-        there = await read_identity(storage.store, scene.prefix)
-    return NOTHING if there is not None else Passed("there is no archive yet")
+        identity = await read_identity(storage.store, scene.prefix)
+    return NOTHING if identity is not None else Passed("there is no archive yet")
 
 
 def _is_to_be_made(url: str) -> bool:
@@ -79,13 +79,13 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     storage = await _opened(scene)
     identity = storage.identity
     with tried_once():
-        there = await identity.look()
+        stored_identity = await identity.look()
     if scene.config.archive_only.enabled:
         return NOTHING
     cluster = await scene.cluster()
     cluster_id = await from_brokers(cluster.cluster_id())
-    if there is not None:
-        check_is_of_cluster(there, cluster_id)
+    if stored_identity is not None:
+        check_is_of_cluster(stored_identity, cluster_id)
     if scene.config.metadata.manager == "topic":  # whose manager would make its topic
         return NOTHING
     rlmm = metadata_manager(scene.config, storage, cluster, scene.wall_clock_ms)

@@ -86,8 +86,8 @@ async def _metadata_topic_keeps(scene: Scene) -> Sequence[Finding]:
 
 async def _match(scene: Scene) -> Passed | Sequence[Finding]:
     discovery = await discovery_of(scene)
-    if (why := discovery.why_nothing()) is not None:
-        return [Finding(why)]
+    if (reason := discovery.why_nothing()) is not None:
+        return [Finding(reason)]
     return Passed(f"{len(await _archived(scene))} topics are archived")
 
 
@@ -159,9 +159,9 @@ async def _can_trim(scene: Scene) -> Sequence[Finding]:
     findings: list[Finding] = []
     for topic, settings in await _archived(scene):
         retention = effective_retention(scene.config.archive, topic.name, settings)
-        why = trimming_refusal(settings) if retention.trims_locally else None
-        if why is not None:
-            findings.append(Finding(f"{topic.name}: {why}", {"topic": topic.name}))
+        refusal = trimming_refusal(settings) if retention.trims_locally else None
+        if refusal is not None:
+            findings.append(Finding(f"{topic.name}: {refusal}", {"topic": topic.name}))
     return findings
 
 
@@ -196,9 +196,12 @@ async def _keep_enough_bytes(scene: Scene) -> Sequence[Finding]:
     segment = scene.config.archive.segment_bytes_max
     findings: list[Finding] = []
     for topic, settings in await _archived(scene):
-        kept = number_in(settings, "retention.bytes", -1)
-        if 0 <= kept < segment:
-            reason = f"{topic.name}: retention.bytes={kept}, and a segment has {segment} bytes"
+        retention_bytes = number_in(settings, "retention.bytes", -1)
+        if 0 <= retention_bytes < segment:
+            reason = (
+                f"{topic.name}: retention.bytes={retention_bytes}, "
+                f"and a segment has {segment} bytes"
+            )
             words = {"topic": topic.name, "retention_bytes": 4 * segment}
             findings.append(Finding(reason, words))
     return findings
@@ -207,7 +210,8 @@ async def _keep_enough_bytes(scene: Scene) -> Sequence[Finding]:
 async def _can_be_archived(scene: Scene) -> Sequence[Finding]:
     discovery = await discovery_of(scene)
     return [
-        Finding(f"{topic}: {why}", {"topic": topic}) for topic, why in discovery.refused.items()
+        Finding(f"{topic}: {reason}", {"topic": topic})
+        for topic, reason in discovery.refused.items()
     ]
 
 

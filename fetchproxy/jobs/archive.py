@@ -122,8 +122,8 @@ async def begin_archive(config: Config, *, create: bool = False) -> None:
     """Runs on the driver, as the first step. Checks that the archive is this cluster's, or creates
     it if allowed. Raises the errors of `OwnArchive.confirm`.
     """
-    async with managed_archive(config, create=True) as opened:
-        await OwnArchive(config, *opened, uuid4, archives=True, create=create).confirm()
+    async with managed_archive(config, create=True) as archive:
+        await OwnArchive(config, *archive, uuid4, archives=True, create=create).confirm()
 
 
 def plan_archive(config: Config) -> ArchivePlan:
@@ -134,25 +134,25 @@ def plan_archive(config: Config) -> ArchivePlan:
 
 
 async def _plan(config: Config, topics: str) -> ArchivePlan:
-    async with managed_archive(config, create=True, must_exist=False) as opened:
-        cluster = opened.cluster
+    async with managed_archive(config, create=True, must_exist=False) as archive:
+        cluster = archive.cluster
         discovery = TopicDiscovery(
             cluster,
             config.archive,
             WritingLimits.discovery_interval_ms,
             metadata_topic=config.metadata.topic_name,
-            name_fault=opened.storage.objects.name_fault,
+            name_fault=archive.storage.objects.name_fault,
         )
         found_topics = await discovery.look()
         tps = partitions_of(found_topics)
-        if why := discovery.why_nothing():
-            raise ConfigError(why)
+        if reason := discovery.why_nothing():
+            raise ConfigError(reason)
         plans: list[PlannedPartition] = []
         failed: list[ItemFailure] = []
 
         async def planned(tp: TopicIdPartition) -> PlannedPartition:
             log_offsets = await cluster.log_offsets(tp)
-            view = await opened.rlmm.refresh(tp, asyncio.get_running_loop().time())
+            view = await archive.rlmm.refresh(tp, asyncio.get_running_loop().time())
             return PlannedPartition(
                 tp,
                 view.log_end_offset,
@@ -184,8 +184,10 @@ def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[ItemFa
 
 
 async def _describe(config: Config, topics: Sequence[TopicInfo]) -> None:
-    async with managed_archive(config) as opened:
-        recorder = TopicRecorder(opened.cluster, opened.storage.objects, opened.rlmm, wall_clock_ms)
+    async with managed_archive(config) as archive:
+        recorder = TopicRecorder(
+            archive.cluster, archive.storage.objects, archive.rlmm, wall_clock_ms
+        )
         await recorder.record(topics)
 
 
@@ -204,13 +206,13 @@ def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, 
 
 
 async def _archive_partition(
-    config: Config, opened: ManagedArchive, planned: PlannedPartition, tell: Report
+    config: Config, archive: ManagedArchive, planned: PlannedPartition, tell: Report
 ) -> ArchivedPartition:
     archive_pass = ArchivePass(
         config.archive,
-        opened.cluster,
-        opened.storage,
-        opened.rlmm,
+        archive.cluster,
+        archive.storage,
+        archive.rlmm,
         topic_configs={planned.tp.topic_id: planned.topic_config},
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
@@ -218,13 +220,13 @@ async def _archive_partition(
         log_starts={planned.tp: planned.log_start_offset},
         log_dirs=await asyncio.to_thread(open_log_dirs, config.archive),
     )
-    left = await archive_pass.archive([planned.tp])
-    if any(one.failed for one in left):
-        raise NotAllArchived(one for one in left if one.failed)
-    view = await opened.rlmm.refresh(planned.tp, asyncio.get_running_loop().time())
+    not_archived = await archive_pass.archive([planned.tp])
+    if any(one.failed for one in not_archived):
+        raise NotAllArchived(one for one in not_archived if one.failed)
+    view = await archive.rlmm.refresh(planned.tp, asyncio.get_running_loop().time())
     new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
     size = sum(segment.segment_size_bytes for segment in new)
-    return ArchivedPartition(planned, view.log_end_offset, len(new), size, tuple(left))
+    return ArchivedPartition(planned, view.log_end_offset, len(new), size, tuple(not_archived))
 
 
 def _row(p: ArchivedPartition) -> tuple[str, int, int | None, int | None, int, int, int]:

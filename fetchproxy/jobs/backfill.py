@@ -99,9 +99,11 @@ def too_large_in(options: SourceOptions, written: Iterable[Manifest]) -> Iterato
     for one in written:
         if one.too_large:
             offsets = named([f"{first} to {last}" for first, last in one.too_large])
-            many = "each batch is" if len(one.too_large) > 1 else "the batch is"
+            subject = "each batch is" if len(one.too_large) > 1 else "the batch is"
             message = f"offsets {offsets} of {one.range.topic}-{one.range.partition} are left out"
-            yield ItemFailure(one.range.name, f"{message}: {many} {too_large_for(options)}", False)
+            yield ItemFailure(
+                one.range.name, f"{message}: {subject} {too_large_for(options)}", False
+            )
 
 
 @contextmanager
@@ -123,8 +125,8 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     manifests = folder.manifests()
     done = [manifest.range for manifest in manifests if manifest.is_whole]
     begun = [manifest.range for manifest in manifests if not manifest.is_whole]
-    known = (*(last.ranges if last else ()), *done, *begun)
-    left_out = (*left_out, *of_other_topics(known, selections))
+    known_ranges = (*(last.ranges if last else ()), *done, *begun)
+    left_out = (*left_out, *of_other_topics(known_ranges, selections))
     unread = {failure.name for failure in left_out}
     selections = [(view, span) for view, span in selections if str(view.tp) not in unread]
     views = {(view.tp.topic, view.tp.partition): view for view, _ in selections}
@@ -197,5 +199,5 @@ def _read_task(view: PartitionView | None, one: BackfillRange) -> ReadTask:
 
 
 def _row(m: Manifest) -> tuple[str, int, int, int, int, int, int, list[str]]:
-    place = (m.range.topic, m.range.partition, m.range.first, m.range.end - 1)
-    return (*place, m.rows, m.skipped_records, m.size_bytes, [file.path for file in m.files])
+    range_key = (m.range.topic, m.range.partition, m.range.first, m.range.end - 1)
+    return (*range_key, m.rows, m.skipped_records, m.size_bytes, [file.path for file in m.files])

@@ -175,13 +175,13 @@ class OutputFolder:
 
 
 @cache
-def _opened(place: str) -> tuple[Any, str]:
+def _opened(url: str) -> tuple[Any, str]:
     """Opened in each process, as a file system object cannot be pickled."""
-    uri = place if "://" in place else Path(place).absolute().as_uri()
+    uri = url if "://" in url else Path(url).absolute().as_uri()
     try:
         fs, path = pafs.FileSystem.from_uri(uri)
     except (ValueError, NotImplementedError) as error:
-        raise ConfigError(f"output {place!r}: {error}") from None
+        raise ConfigError(f"output {url!r}: {error}") from None
     return fs, path.rstrip("/")
 
 
@@ -233,18 +233,18 @@ class Manifest:
         return json.dumps(document).encode()
 
     @classmethod
-    def decode(cls, raw: bytes, where: str) -> Manifest:
-        """Raises ConfigError, naming `where`."""
+    def decode(cls, raw: bytes, path: str) -> Manifest:
+        """Raises ConfigError, naming `path`."""
         try:
             document = json.loads(raw)
             files = tuple(WrittenFile(**file) for file in document["files"])
             skipped_records = document.get("passed_over", 0), document.get("faults", 0)
             too_large = tuple((first, last) for first, last in document.get("too_large", ()))
-            place = BackfillRange(*document["range"])
-            return cls(place, document["rows"], files, *skipped_records, too_large)
+            written_range = BackfillRange(*document["range"])
+            return cls(written_range, document["rows"], files, *skipped_records, too_large)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{where} is not a manifest of a backfill: {error!r}: restore it from a copy, or "
+                f"{path} is not a manifest of a backfill: {error!r}: restore it from a copy, or "
                 "write into another output"
             ) from None
 
@@ -422,12 +422,12 @@ def packs_to_half(rows: Any, compression: str) -> bool:
     columns = [rows.column(name) for name in ("key", "value", "headers")]
     buffers = [buffer for column in columns for buffer in column.buffers() if buffer is not None]
     packed_bytes = sum(
-        codec.compress(buffer.slice(at, min(_PIECE_BYTES, buffer.size - at))).size
+        codec.compress(buffer.slice(position, min(_PIECE_BYTES, buffer.size - position))).size
         for buffer in buffers
-        for at in range(0, buffer.size, _PIECE_BYTES)
+        for position in range(0, buffer.size, _PIECE_BYTES)
     )
-    most = _PACKED_SHARE_MAX * sum(buffer.size for buffer in buffers)
-    return bool(packed_bytes <= most)
+    bytes_max = _PACKED_SHARE_MAX * sum(buffer.size for buffer in buffers)
+    return bool(packed_bytes <= bytes_max)
 
 
 def rows_by_day(batch: Any) -> Iterator[tuple[int, Any]]:

@@ -44,11 +44,11 @@ async def _input(options: SourceOptions) -> BackfillInput:
         views = await reading.views(failing, unlisted)
         named = options.topics.names or set(options.topics.assigned or ())
         if missing := sorted(named - {topic for topic, _ in views}):
-            described = await TopicDescriptions(reading.storage.objects).refresh()
-            there = {topic for topic, _ in await reading.storage.objects.list_topics()}
-            there |= {description.topic for description in described.values()}
+            descriptions = await TopicDescriptions(reading.storage.objects).refresh()
+            archived_names = {topic for topic, _ in await reading.storage.objects.list_topics()}
+            archived_names |= {description.topic for description in descriptions.values()}
             for topic in missing:
-                if topic not in there:
+                if topic not in archived_names:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
         reading.check_bounds(views)
         selections, failures = await _spans(reading, views)
@@ -101,10 +101,10 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
     """The error in the offsets that are given for the partition. None: no error."""
     first, end = view.log_start_offset or 0, view.log_end_offset or 0
     for bound in (options.starting, options.ending):
-        given = bound.by_partition.get((view.tp.topic, view.tp.partition), LATEST)
-        named = bound.kind is BoundKind.OFFSETS and given not in (EARLIEST, LATEST)
-        if named and not first <= given <= end:
-            return f"offset {given} is not in the archive, which has {first} to {end - 1}"
+        bound_offset = bound.by_partition.get((view.tp.topic, view.tp.partition), LATEST)
+        named = bound.kind is BoundKind.OFFSETS and bound_offset not in (EARLIEST, LATEST)
+        if named and not first <= bound_offset <= end:
+            return f"offset {bound_offset} is not in the archive, which has {first} to {end - 1}"
     return None
 
 
@@ -141,19 +141,19 @@ class Plan:
         return json.dumps(document).encode()
 
     @classmethod
-    def decode(cls, raw: bytes, where: str) -> Plan:
-        """Raises ConfigError, naming `where`."""
+    def decode(cls, raw: bytes, path: str) -> Plan:
+        """Raises ConfigError, naming `path`."""
         try:
             document = json.loads(raw)
             if document["version"] != VERSION:
                 raise ConfigError(
-                    f"{where} has version {document['version']}, not {VERSION}: another version of "
+                    f"{path} has version {document['version']}, not {VERSION}: another version of "
                     "fetchproxy wrote this output; write into another one"
                 )
             ranges = tuple(BackfillRange(*entry) for entry in document["ranges"])
             return cls(dict(document["settings"]), ranges)
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{where} is not a backfill plan: {error!r}") from None
+            raise ConfigError(f"{path} is not a backfill plan: {error!r}") from None
 
 
 def of_other_topics(
@@ -198,12 +198,12 @@ def next_plan(
     finished = set(done)
     planned = dict.fromkeys((*(last.ranges if last else ()), *begun))
     waiting = [r for r in planned if r not in finished]
-    known: dict[ArchiveLocation, list[BackfillRange]] = {}
+    ranges_by_location: dict[ArchiveLocation, list[BackfillRange]] = {}
     for one in (*finished, *waiting):
-        known.setdefault((one.topic, one.partition), []).append(one)
+        ranges_by_location.setdefault((one.topic, one.partition), []).append(one)
     ranges = waiting
     for view, span in selections:
-        before = known.get((view.tp.topic, view.tp.partition), [])
+        before = ranges_by_location.get((view.tp.topic, view.tp.partition), [])
         written_spans = sorted((one.first, one.end - 1) for one in before)
         for first, end in uncovered(span.start, span.end - 1, written_spans):
             ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max)
@@ -211,20 +211,20 @@ def next_plan(
 
 
 def _ranges(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[BackfillRange]:
-    place = (view.tp.topic, str(view.tp.topic_id), view.tp.partition)
+    partition_fields = (view.tp.topic, str(view.tp.topic_id), view.tp.partition)
     first: int | None = None
     size = end = 0
     for piece, piece_bytes in _pieces(view, span, bytes_max):
         # A range has no hole, so offsets that are repaired later can still be planned.
         if first is not None and (size + piece_bytes > bytes_max or piece.start > end):
-            yield BackfillRange(*place, first, end)
+            yield BackfillRange(*partition_fields, first, end)
             first, size = None, 0
         if first is None:
             first = piece.start
         size += piece_bytes
         end = piece.end
     if first is not None:
-        yield BackfillRange(*place, first, end)
+        yield BackfillRange(*partition_fields, first, end)
 
 
 def _pieces(

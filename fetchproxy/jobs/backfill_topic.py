@@ -147,14 +147,16 @@ def plan_topic(
         raise ClusterError(
             f"topic {target.topic} is not there: make it first", error.error_code
         ) from error
-    there = len(info.leaders)
+    partition_count = len(info.leaders)
     needed = max((view.tp.partition for view, _ in selections), default=-1) + 1
     reason = None
     if selections:
         reason = in_loop(described_partitions(target.options, selections[0][0].tp.topic_id))
-    if there < max(needed, reason or 0):
+    if partition_count < max(needed, reason or 0):
         amount = f"at least {needed}" if reason is None else str(reason)
-        raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {amount}")
+        raise ConfigError(
+            f"topic {target.topic} has {partition_count} partitions, the source has {amount}"
+        )
     planned = [
         PartitionTask(task, span.end, _id_text(info))
         for view, span in sorted(selections, key=lambda selection: selection[0].tp)
@@ -167,20 +169,23 @@ def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> Copied
     """Runs in a worker process. Raises ConfigError, ClusterError, CorruptSegment, RecordsTooLarge,
     RemoteStorageError.
     """
-    tp, place = (
+    tp, target_partition = (
         partition_task.task.tp,
         TopicPartition(target.topic, partition_task.task.tp.partition),
     )
     group = f"fetchproxy-backfill-{tp.topic}"
     origin = _Origin(str(tp.topic_id), partition_task.target_id)
-    copied, skipped_records = _Transactions(place, group, origin.encode()), SkippedRecords()
+    copied, skipped_records = (
+        _Transactions(target_partition, group, origin.encode()),
+        SkippedRecords(),
+    )
     try:
         # Closing the producer aborts an open transaction.
         with closing(_producer(target, partition_task)) as producer:
             try:
                 # Fences an earlier producer of this partition and aborts its open transaction.
                 producer.init_transactions()
-                done = _come_to(target, group, place, origin)
+                done = _come_to(target, group, target_partition, origin)
                 copied.begin(producer, done)
                 end = max(partition_task.end, done or 0)
                 if (task := _from_offset(partition_task.task, done or 0)) is not None:
@@ -198,7 +203,7 @@ def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> Copied
     if (reason := _moved(target, partition_task.target_id)) is not None:
         raise ClusterError(f"{tp}: {reason}")
     left_out = skipped_records.records, skipped_records.faults
-    return CopiedPartition(place.partition, copied.records, end, *left_out)
+    return CopiedPartition(target_partition.partition, copied.records, end, *left_out)
 
 
 class _Origin(NamedTuple):
@@ -363,11 +368,11 @@ class _Transactions:
         """A batch holds timestamps as distances of 64 bits, so two that lie further apart go in two
         batches.
         """
-        least, greatest = min(self._times[0], timestamp), max(self._times[1], timestamp)
-        if greatest - least > _TIMESTAMP_MAX:
+        earliest, latest = min(self._times[0], timestamp), max(self._times[1], timestamp)
+        if latest - earliest > _TIMESTAMP_MAX:
             self._producer.flush(TRANSACTION_LOOKS_MAX * LOOK_EVERY_S)
-            least = greatest = timestamp
-        self._times = least, greatest
+            earliest = latest = timestamp
+        self._times = earliest, latest
 
     def begin(self, producer: Any, come_to: int | None) -> None:
         """`come_to` None: commit offset 0, which marks the target's records as this source's,
@@ -443,30 +448,32 @@ def _producer(target: TopicTarget, task: PartitionTask) -> _Producer:
     )
 
 
-def _come_to(target: TopicTarget, group: str, place: Any, origin: _Origin) -> int | None:
+def _come_to(target: TopicTarget, group: str, partition: Any, origin: _Origin) -> int | None:
     """The first source offset that the target does not have. None: the backfill has not begun.
     Raises ConfigError if the origin of the target's records is unknown or another topic.
     """
     settings = kafka_settings(target.cluster)
     with closing(KafkaConsumer(**settings, group_id=group, enable_auto_commit=False)) as consumer:
-        committed = consumer.committed(place, metadata=True)
+        committed = consumer.committed(partition, metadata=True)
         if committed is None:
-            end = consumer.end_offsets([place])[place]
+            end = consumer.end_offsets([partition])[partition]
             if end > 0 and not target.append:
                 raise ConfigError(
-                    f"{place.topic}-{place.partition} has records, and it is not known whether "
-                    "they are of this backfill (brokers forget it after "
+                    f"{partition.topic}-{partition.partition} has records, and it is not known "
+                    "whether they are of this backfill (brokers forget it after "
                     "offsets.retention.minutes); use a new topic, or add --append"
                 )
             return None
-    known = _Origin.decode(committed.metadata)
-    if known.source_id not in ("", origin.source_id):
+    origin_before = _Origin.decode(committed.metadata)
+    if origin_before.source_id not in ("", origin.source_id):
         raise ConfigError(
-            f"{place.topic}-{place.partition} has records of another topic of that name, with the "
-            f"id {known.source_id}"
+            f"{partition.topic}-{partition.partition} has records of another topic of that name, "
+            f"with the id {origin_before.source_id}"
         )
-    if known.target_id not in ("", origin.target_id):
-        raise ConfigError(f"{place.topic}-{place.partition}: {_made_again(place.topic)}")
+    if origin_before.target_id not in ("", origin.target_id):
+        raise ConfigError(
+            f"{partition.topic}-{partition.partition}: {_made_again(partition.topic)}"
+        )
     return int(committed.offset)
 
 
@@ -502,16 +509,16 @@ async def _topic(config: Config, topic: str) -> TopicInfo:
 def _in_words(
     error: KafkaError, target: TopicTarget, task: PartitionTask, refused_from: int | None
 ) -> ClusterError:
-    place = str(task.task.tp)
+    tp_text = str(task.task.tp)
     if refused_from is not None:
-        place += f", at or after offset {refused_from}"
+        tp_text += f", at or after offset {refused_from}"
     if isinstance(error, ProducerFencedError):
-        return ClusterError(f"{place}: another backfill into the same topic has taken over")
+        return ClusterError(f"{tp_text}: another backfill into the same topic has taken over")
     if (reason := _moved(target, task.target_id)) is not None:
-        return ClusterError(f"{place}: {reason}")
+        return ClusterError(f"{tp_text}: {reason}")
     kind = ClusterUnavailable if getattr(error, "retriable", False) else ClusterError
     remedy = _REMEDIES.get(type(error), "").format(topic=target.topic)
-    return kind(f"{place}: {type(error).__name__}: {error}{remedy}")
+    return kind(f"{tp_text}: {type(error).__name__}: {error}{remedy}")
 
 
 def _text(path: object) -> str | None:

@@ -150,8 +150,8 @@ async def measure_partition(
     view = await rlmm.refresh(tp, float("-inf"))
     codecs, unreadable, too_large = await _sampled(storage.rsm, view)
     segments = figures_of(view)
-    kept = segments_kept(view, retained_from(view, retention, now_ms))
-    held_up = stopped_by(kept, retention.remote_ms, now_ms)
+    kept_segments = segments_kept(view, retained_from(view, retention, now_ms))
+    held_up = stopped_by(kept_segments, retention.remote_ms, now_ms)
     return PartitionFigures(
         tp=tp,
         log_start_offset=view.log_start_offset,

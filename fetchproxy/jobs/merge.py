@@ -71,8 +71,8 @@ def merge(
 
 
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
-    place = (p.tp.topic, p.tp.partition)
-    return (*place, p.merged, p.replaced, p.size_bytes, p.overtaken, list(p.refused))
+    partition = (p.tp.topic, p.tp.partition)
+    return (*partition, p.merged, p.replaced, p.size_bytes, p.overtaken, list(p.refused))
 
 
 def merge_work(
@@ -83,8 +83,8 @@ def merge_work(
     """
     config = for_executors(config)
     work = partial(_merge_partition, config, options)
-    opened = partial(_to_merge, config)
-    return StoreWork("merge", opened, work, size=lambda partition: partition.size_bytes)
+    open_archive = partial(_to_merge, config)
+    return StoreWork("merge", open_archive, work, size=lambda partition: partition.size_bytes)
 
 
 @asynccontextmanager

@@ -166,10 +166,10 @@ def _one_run(
 ) -> Mirrored:
     async def partitions(source: MirrorSide, target: MirrorSide) -> _Partitions:
         unlisted: Unlisted = {}
-        here = await source.objects.list_partitions(unlisted=unlisted)
-        faults = {tp: target.objects.name_fault(tp.topic, tp.topic_id) for tp in here}
-        there = await target.objects.list_partitions(unlisted=unlisted)
-        return _Partitions(faults, there, unlisted)
+        source_topics = await source.objects.list_partitions(unlisted=unlisted)
+        faults = {tp: target.objects.name_fault(tp.topic, tp.topic_id) for tp in source_topics}
+        target_topics = await target.objects.list_partitions(unlisted=unlisted)
+        return _Partitions(faults, target_topics, unlisted)
 
     questions = places.ask(partitions)
     # The topics go first: then readers of the copy wait for a topic instead of not knowing it.
@@ -177,7 +177,7 @@ def _one_run(
     done = runner.each(questions.fit, mirror_work(places, options), on_result)
     failed = [one for partition in done.results for one in partition.failed]
     of_archive = places.ask(moving.copy_archive_wide)
-    left = tuple(
+    failures_left = tuple(
         sorted(
             t
             for t in set(questions.there) - set(questions.here)
@@ -186,7 +186,7 @@ def _one_run(
     )
     failures = (*questions.failures, *done.failures, *not_done(failed))
     failures += tuple(ItemFailure(key, str(why), why.retriable) for key, why in of_archive)
-    return Mirrored(done.results, failures, left)
+    return Mirrored(done.results, failures, failures_left)
 
 
 def _cut_over(
@@ -262,9 +262,9 @@ def mirror_work(
     places: Places, options: MirrorOptions
 ) -> StoreWork[ToMirror, TopicIdPartition, MirroredPartition]:
     """Fails with RemoteStorageError, OSError (the spool's disk)."""
-    opened = partial(_to_mirror, places, options)
+    open_sides = partial(_to_mirror, places, options)
     work = partial(_mirror_partition, options)
-    return StoreWork("mirror", opened, work, size=lambda partition: partition.size_bytes)
+    return StoreWork("mirror", open_sides, work, size=lambda partition: partition.size_bytes)
 
 
 @asynccontextmanager
@@ -274,9 +274,9 @@ async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[To
 
 
 async def _mirror_partition(
-    options: MirrorOptions, opened: ToMirror, tp: TopicIdPartition, tell: Report
+    options: MirrorOptions, sides: ToMirror, tp: TopicIdPartition, tell: Report
 ) -> MirroredPartition:
-    source, target, spool, pace = opened
+    source, target, spool, pace = sides
     return await PartitionMirror(source, target, tp, spool, pace, options, tell).run()
 
 

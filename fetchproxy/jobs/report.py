@@ -165,8 +165,8 @@ def _total(figures: Figures) -> str:
 def _topics_table(figures: Figures) -> str:
     rows = []
     for topic, group in groupby(figures, key=lambda f: f.tp.topic):
-        of_topic = list(group)
-        rows.append([topic, str(len(of_topic)), *_sums(of_topic)])
+        topic_figures = list(group)
+        rows.append([topic, str(len(topic_figures)), *_sums(topic_figures)])
     return _table(["topic", "partitions", *_SUM_NAMES], rows)
 
 
@@ -211,17 +211,17 @@ def _topic(figures: Figures) -> str:
 
 def _stands_on(figures: Figures) -> str:
     """A sentence about the forecast's history. There is no forecast from hours of history."""
-    known = [f.forecast.history_days for f in figures if f.forecast.size_bytes is not None]
-    if not known:
+    history_days = [f.forecast.history_days for f in figures if f.forecast.size_bytes is not None]
+    if not history_days:
         days = max((f.forecast.history_days for f in figures), default=0.0)
         span = f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
         return (
             f"No forecast: the archive has {span} of history, and a forecast "
             f"needs at least {HISTORY_DAYS_MIN} days."
         )
-    least, most = round(min(known)), round(max(known))
-    stands = f"{least}" if least == most else f"{least} to {most}"
-    without = len(figures) - len(known)
+    shortest, longest = round(min(history_days)), round(max(history_days))
+    stands = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+    without = len(figures) - len(history_days)
     younger = f" Partitions with less history, counted with their present size: {without}."
     return (
         f"Forecast from the growth in the last {stands} days (all history, at most {RATE_DAYS} "
@@ -235,7 +235,7 @@ def _sizes_ahead(figures: Figures) -> list[int]:
     if all(f.forecast.size_bytes is None for f in figures):
         return []
     sizes = [f.forecast.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f in figures]
-    return [sum(at) for at in zip(*sizes, strict=True)]
+    return [sum(sizes_of_day) for sizes_of_day in zip(*sizes, strict=True)]
 
 
 def _notes(figures: Figures) -> str:
@@ -277,10 +277,10 @@ def fewer(days: Sequence[Day]) -> list[Day]:
         return []
     first, last = days[0].day, days[-1].day
     width = -(-(last - first + 1) // BARS_MAX)
-    sums = {at: Day(at, 0, 0, 0) for at in range(first, last + 1, width)}
+    sums = {day_number: Day(day_number, 0, 0, 0) for day_number in range(first, last + 1, width)}
     for day in days:
-        at = first + (day.day - first) // width * width
-        sums[at] = sums[at].plus(day)
+        day_number = first + (day.day - first) // width * width
+        sums[day_number] = sums[day_number].plus(day)
     return list(sums.values())
 
 

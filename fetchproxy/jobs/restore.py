@@ -67,16 +67,16 @@ def restore(
     """
     config = config if isinstance(runner, Here) else for_executors(config)
     tps, unlisted = in_loop(stored_partitions(config, topic))
-    there = in_loop(_metadata_topic(config, create=bool(tps) and not dry_run))
+    metadata_topic = in_loop(_metadata_topic(config, create=bool(tps) and not dry_run))
     groups = grouped(tps, config.metadata.topic_partitions)
-    done = runner.each(groups, restore_work(config, dry_run, there), on_result)
+    done = runner.each(groups, restore_work(config, dry_run, metadata_topic), on_result)
     partitions = tuple(
         sorted((p for group in done.results for p in group.partitions), key=lambda p: p.tp)
     )
     unread = not_done(one for partition in partitions for one in partition.unread)
     failures = (*not_listed(unlisted), *done.failures, *unread)
     if not dry_run:
-        if topic is None and there and not failures:
+        if topic is None and metadata_topic and not failures:
             in_loop(_state_metadata_topic(config))
         in_loop(_refresh_local_indexes(config, [partition.tp for partition in partitions]))
     frame = runner.frame([_row(p) for p in partitions], RESTORED_SCHEMA)

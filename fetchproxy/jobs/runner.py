@@ -249,12 +249,12 @@ class OnSpark(Runner):
 
 
 async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
-    left = iter(enumerate(doing.items))
+    pending = iter(enumerate(doing.items))
 
     in_a_row: list[ItemFailure] = []  # the last failures that may pass
 
     async def worker(opened: Opened) -> None:
-        for number, item in left:
+        for number, item in pending:
             name = work.name(item)
             if len(in_a_row) >= ITEMS_FAILED_IN_A_ROW_MAX:
                 cause = f"not tried, because others failed before: {in_a_row[0].error}"
@@ -271,7 +271,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
         with _errors_of("") as failures:
             opened = await stack.enter_async_context(work.opened())
         for failure in failures:  # as on executors: a failure for each item
-            for number, item in left:
+            for number, item in pending:
                 doing.add(number, replace(failure, name=work.name(item)))
             return
         async with asyncio.TaskGroup() as workers:

@@ -232,9 +232,9 @@ def reindex(
     """
     tps, unlisted = in_loop(stored_partitions(config, topic))
     done = runner.each(tps, reindex_work(config, dry_run))
-    left = fault_rows(fault for partition in done.results for fault in partition.left)
+    remaining_faults = fault_rows(fault for partition in done.results for fault in partition.left)
     unread = not_done(one for partition in done.results for one in partition.unread)
-    frame = runner.frame(left, FAULT_SCHEMA)
+    frame = runner.frame(remaining_faults, FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *done.failures, *unread)
     return replace(done, failures=failures, frame=frame)
 
@@ -263,5 +263,5 @@ async def _reindex_partition(
         # The same checks, with a new manager that has read nothing yet, show if the repair worked.
         async with stored_archive(config) as anew:
             after = await verify_partition(anew.storage, anew.rlmm, tp)
-    left, unread = tuple(after.faults), tuple(after.unread)
-    return ReindexedPartition(tp, report.size_bytes, done, left, unread)
+    faults_left, unread = tuple(after.faults), tuple(after.unread)
+    return ReindexedPartition(tp, report.size_bytes, done, faults_left, unread)

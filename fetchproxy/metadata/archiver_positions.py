@@ -255,9 +255,9 @@ class ArchiverPositions:
         reads: dict[str, _ReadPositions] = {}
         apart_s = began_at - self._read_at
         for stored in listed:
-            known = self._stored.get(stored.key)
-            if known is not None and known.version == stored.version:
-                reads[stored.key] = _unchanged(known, began_at, apart_s)
+            previous = self._stored.get(stored.key)
+            if previous is not None and previous.version == stored.version:
+                reads[stored.key] = _unchanged(previous, began_at, apart_s)
                 continue
             positions: Positions = {}
             operator_notes = OperatorNotes()
@@ -292,9 +292,11 @@ class ArchiverPositions:
                 alive_positions[key] = one
                 accumulated_keys.update(one.positions)
         silent = [
-            Condition(Kind.ARCHIVER_SILENT, self._in_words(one, left), key, since=one.seen_at)
+            Condition(
+                Kind.ARCHIVER_SILENT, self._in_words(one, partitions_left), key, since=one.seen_at
+            )
             for key, one in silent_positions.items()
-            if (left := len(one.positions.keys() - accumulated_keys))
+            if (partitions_left := len(one.positions.keys() - accumulated_keys))
         ]
         ARCHIVERS_HEARD.set(len(alive_positions))
         ARCHIVERS_SILENT.set(len(silent))
@@ -309,10 +311,10 @@ class ArchiverPositions:
         )
 
 
-def _unchanged(known: _ReadPositions, began_at: float, apart_s: float) -> _ReadPositions:
+def _unchanged(previous: _ReadPositions, began_at: float, apart_s: float) -> _ReadPositions:
     """`apart_s`: since the last look. In a longer pause the archiver may have had no store."""
     if apart_s > LOOKS_APART_MAX_S:
-        return replace(known, seen_at=began_at, watched_from=began_at)
+        return replace(previous, seen_at=began_at, watched_from=began_at)
     if apart_s > POSITIONS_LOOK_INTERVAL_S + LOOK_DELAY_MAX_S:
-        return replace(known, watched_from=began_at)
-    return known
+        return replace(previous, watched_from=began_at)
+    return previous

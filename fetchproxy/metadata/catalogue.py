@@ -180,8 +180,8 @@ class PartitionTable:
             if segment.end_offset >= self.raised_log_start and self.history.shows(segment):
                 add_in_order(segments_left, segment, self.history.kept_below)
         # Overlapping segments lie together between rows: each such group is inserted at once.
-        at = [rows.index_at_or_after(segment.start_offset) for segment in segments_left]
-        for index, group in groupby(reversed(range(len(segments_left))), key=at.__getitem__):
+        indexes = [rows.index_at_or_after(segment.start_offset) for segment in segments_left]
+        for index, group in groupby(reversed(range(len(segments_left))), key=indexes.__getitem__):
             rows = rows.replaced(index, index, [segments_left[i] for i in reversed(list(group))])
         return rows
 
@@ -190,8 +190,8 @@ class PartitionTable:
         """Take the event unchecked."""
         self.changes += 1
         if isinstance(event, LogStartOffset):
-            known = self._raised.get(event.after_epoch, 0)
-            if event.offset > known:
+            raised_before = self._raised.get(event.after_epoch, 0)
+            if event.offset > raised_before:
                 self._raised[event.after_epoch] = event.offset
                 self._rows_of_view = None
         elif isinstance(event, LogHistoryRecord):
@@ -243,12 +243,12 @@ class PartitionTable:
                 self._insert(segment)
             return
         groups: list[list[RemoteLogSegmentMetadata]] = []  # each group overlaps, or is one segment
-        reached = -1
+        end_offset = -1
         for segment in sorted(segments, key=_order):
-            if segment.start_offset > reached:
+            if segment.start_offset > end_offset:
                 groups.append([])
             groups[-1].append(segment)
-            reached = max(reached, segment.end_offset)
+            end_offset = max(end_offset, segment.end_offset)
         self._rows = SegmentRows.of(self.tp, (group[0] for group in groups if len(group) == 1))
         overlapping = chain.from_iterable(group for group in groups if len(group) > 1)
         self._overlapping = {segment.segment_id.id: segment for segment in overlapping}
@@ -260,9 +260,9 @@ class PartitionTable:
             return
         gone = self._overlapping.pop(segment_id, None)
         if gone is None:
-            at = self._rows.find(segment_id, segment.start_offset)
-            if at is not None:
-                self._rows = self._rows.replaced(at, at + 1)
+            index = self._rows.find(segment_id, segment.start_offset)
+            if index is not None:
+                self._rows = self._rows.replaced(index, index + 1)
             return
         neighbours = [other for other in self._overlapping.values() if _overlap(gone, other)]
         for other in neighbours:

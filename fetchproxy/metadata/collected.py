@@ -81,14 +81,14 @@ async def decode_collected(raw: bytes) -> dict[str, CollectedEntry]:
         raise CorruptSegment("the object has another format")
     body = await asyncio.to_thread(_unpacked, raw[len(COLLECTED_MAGIC) :])
     entries: dict[str, CollectedEntry] = {}
-    at = 0
-    while at < len(body):
+    position = 0
+    while position < len(body):
         try:
-            at = _decode_some(body, at, entries)
+            position = _decode_some(body, position, entries)
         except (WireError, StructError, UnicodeDecodeError) as error:
             raise CorruptSegment(str(error)) from None
         await asyncio.sleep(0)
-    if at > len(body):
+    if position > len(body):
         raise CorruptSegment("the last entry is cut")
     return entries
 
@@ -196,16 +196,20 @@ class Collecting:
             await tasks.__aexit__(None, None, None)
 
     def read_alone(
-        self, topic_id: UUID, single_reads: int, known: int, every: Callable[[], Iterable[Read]]
+        self,
+        topic_id: UUID,
+        single_reads: int,
+        known_count: int,
+        every: Callable[[], Iterable[Read]],
     ) -> None:
-        """`single_reads` of the topic's `known` objects were read one by one.
+        """`single_reads` of the topic's `known_count` objects were read one by one.
 
         If that was too many, `every` object is collected in the background.
         """
         single_reads += self._single_reads.get(topic_id, 0)
         self._single_reads[topic_id] = single_reads
         now = asyncio.get_running_loop().time()
-        if single_reads < max(READ_ALONE_MIN, known * READ_ALONE_SHARE_MIN):
+        if single_reads < max(READ_ALONE_MIN, known_count * READ_ALONE_SHARE_MIN):
             return
         due_at = self._put_at.get(topic_id, float("-inf")) + PUT_INTERVAL_S
         if self._tasks is None or self._denied or now < due_at:

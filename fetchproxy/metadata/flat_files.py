@@ -215,8 +215,12 @@ class CacheFile:
 
 def _last_checkpoint(raw: bytes) -> tuple[int, int]:
     """(end of the last valid checkpoint, its offset); 0 if there is none."""
-    at = len(raw) - _CHECKPOINT_BYTES
-    offset = _holds(raw, at, crc32c(memoryview(raw)[:at])) if at >= HEADER.size else None
+    position = len(raw) - _CHECKPOINT_BYTES
+    offset = (
+        _holds(raw, position, crc32c(memoryview(raw)[:position]))
+        if position >= HEADER.size
+        else None
+    )
     if offset is not None:
         return len(raw), offset
     end = last_offset = checksum = seen = 0
@@ -224,12 +228,12 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
         for begin, body, _, _ in walk_entries(raw[HEADER.size :], "a torn file"):
             if raw[HEADER.size + body] != RecordType.CACHE_FILE_CHECKPOINT:
                 continue
-            at = HEADER.size + begin
-            checksum = crc32c(memoryview(raw)[seen:at], checksum)
-            offset = _holds(raw, at, checksum)
+            position = HEADER.size + begin
+            checksum = crc32c(memoryview(raw)[seen:position], checksum)
+            offset = _holds(raw, position, checksum)
             if offset is None:
                 break  # an earlier byte is wrong: no later checkpoint can be valid
-            seen, end, last_offset = at, at + _CHECKPOINT_BYTES, offset
+            seen, end, last_offset = position, position + _CHECKPOINT_BYTES, offset
     return end, last_offset
 
 
@@ -245,8 +249,8 @@ def _holds(raw: bytes, at: int, checksum: int) -> int | None:
     if at + _CHECKPOINT_BYTES > len(raw):
         return None
     (offset,) = INT64.unpack_from(raw, offset_at)
-    whole = raw[at : at + _CHECKPOINT_BYTES] == _checkpoint(offset, checksum)
-    return offset if whole else None
+    is_whole = raw[at : at + _CHECKPOINT_BYTES] == _checkpoint(offset, checksum)
+    return offset if is_whole else None
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:

@@ -50,15 +50,15 @@ class Forgetting:
     async def look(self) -> None:
         """Raises ClusterError, RemoteStorageError."""
         oldest = asyncio.get_running_loop().time() - FORGET_INTERVAL_S
-        known = set(await self.rlmm.archived_topics(oldest))
+        archived_ids = set(await self.rlmm.archived_topics(oldest))
         names = await self.rlmm.topic_names()
         if self.cluster is not None:
             for topic in await self.cluster.still_there(int(FORGET_INTERVAL_S * 1000)):
-                known.add(topic.topic_id)
+                archived_ids.add(topic.topic_id)
                 names.add(topic.name)
         names.add("")  # a topic that was not known when it was counted
         for table in self.tables():
-            await table.forget_topics(lambda topic_id: topic_id not in known)
+            await table.forget_topics(lambda topic_id: topic_id not in archived_ids)
         for remove, series in series_by_topic():
             for labels in await chosen(series, lambda labels: labels[0] not in names):
                 remove(*labels)

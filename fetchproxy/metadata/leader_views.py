@@ -278,14 +278,14 @@ class LeaderViews(PartitionViews):
         view = self._rlmm.view(tp)
         return view is not None and self.settled(view) is None
 
-    def settled(self, known: PartitionView) -> PartitionView | None:
-        """The view to show for `known`, the uncut view. None: it needs a `check` first."""
-        checked = self._checked.get(known.tp)
+    def settled(self, current_view: PartitionView) -> PartitionView | None:
+        """The view to show for `current_view`, the uncut view. None: it needs a `check` first."""
+        checked = self._checked.get(current_view.tp)
         if checked is None:
-            return None if known.segments else known
-        if known.segments and self._has_new_leader(known.tp, checked):
+            return None if current_view.segments else current_view
+        if current_view.segments and self._has_new_leader(current_view.tp, checked):
             return None
-        view = checked.show(known)
+        view = checked.show(current_view)
         return None if checked.lacks_response else view
 
     async def check(

@@ -48,8 +48,8 @@ def compared_part(
     `archived`: start and end (exclusive) of the archive.
     """
     start, end = archived
-    at = max(start, kept_below)
-    return () if at >= end else from_log_start(lineage, at)
+    offset = max(start, kept_below)
+    return () if offset >= end else from_log_start(lineage, offset)
 
 
 def compared_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
@@ -69,10 +69,10 @@ def lineage_of(view: PartitionView) -> tuple[EpochStart, ...]:
         # An epoch without offsets after a log start or an overlap is no longer in the log.
         if entry.epoch <= (lineage[-1].epoch if lineage else UNDEFINED_EPOCH):
             continue
-        at = max(entry.start_offset, start)
-        while lineage and lineage[-1].start_offset >= at:
+        offset = max(entry.start_offset, start)
+        while lineage and lineage[-1].start_offset >= offset:
             lineage.pop()
-        lineage.append(EpochStart(entry.epoch, at))
+        lineage.append(EpochStart(entry.epoch, offset))
     return tuple(lineage)
 
 
@@ -131,8 +131,8 @@ def merged_end_offset(
     following = next((entry for entry in archived if entry.epoch > requested), None)
     if following is not None:
         # An end above the broker's own response would belong to another lineage than the broker's.
-        known = following.start_offset <= broker.end_offset
-        return EpochEnd(floor, following.start_offset) if known else broker
+        covers_start = following.start_offset <= broker.end_offset
+        return EpochEnd(floor, following.start_offset) if covers_start else broker
     return broker if local_epoch is None else EpochEnd(floor, broker.end_offset)
 
 
@@ -255,9 +255,9 @@ def _walk_back(
     lineage: Sequence[EpochStart], end_offset: int, leader: LeaderKnowledge
 ) -> Comparison:
     bound = end_offset
-    at = len(lineage) - 1
-    while at >= 0:
-        epoch = lineage[at].epoch
+    index = len(lineage) - 1
+    while index >= 0:
+        epoch = lineage[index].epoch
         response = leader.ends.get(epoch)
         if response is None:
             return AskEpoch(epoch)
@@ -276,14 +276,14 @@ def _walk_back(
                     f"offset {at_most}, and the leader has deleted all records below that",
                     at_most,
                 )
-        floor = at
+        floor = index
         while floor >= 0 and lineage[floor].epoch > response.epoch:
             floor -= 1
         if floor < 0:
             return Shared(min(bound, lineage[0].start_offset))
-        if floor < at:
+        if floor < index:
             bound = min(bound, lineage[floor + 1].start_offset)
         if lineage[floor].epoch == response.epoch:
             return Shared(min(bound, response.end_offset))
-        at = floor
+        index = floor
     return Shared(bound)

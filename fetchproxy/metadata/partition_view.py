@@ -129,11 +129,11 @@ class PartitionView:
         """The first offset of each part that is in no segment and in none of `gaps`, both offsets
         inclusive, from `first` up to the last segment.
         """
-        missing, at, end = [], max(first, self.raised_log_start), self.log_end_offset or 0
+        missing, offset, end = [], max(first, self.raised_log_start), self.log_end_offset or 0
         for start, last in sorted([*self.segments.bounds(), *gaps]):
-            if at < start < end:
-                missing.append(at)
-            at = max(at, last + 1)
+            if offset < start < end:
+                missing.append(offset)
+            offset = max(offset, last + 1)
         return missing
 
     def gaps(self) -> list[tuple[int, int]]:

@@ -194,8 +194,8 @@ async def delete_log_starts(
 ) -> None:
     """Delete log starts that a higher one replaces; one that stays does no harm."""
     try:
-        for one in lower:
-            await objects.delete_log_start_offset(tp, one)
+        for offset in lower:
+            await objects.delete_log_start_offset(tp, offset)
     except RemoteStorageError as error:
         log.warning(
             "old_log_start_not_deleted",

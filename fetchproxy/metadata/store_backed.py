@@ -157,8 +157,8 @@ class StoredPartition:
 
     def _report(self, problem: Condition, entry: SegmentMetadataObject) -> None:
         """Log and count each unreadable version of an object once, however often it is read."""
-        known = self.objects.get(entry.stored.key)
-        if known is not None and known[0] == entry.stored.version:
+        cached = self.objects.get(entry.stored.key)
+        if cached is not None and cached[0] == entry.stored.version:
             return
         METADATA_UNREADABLE.inc()
         tp = entry.segment_id.topic_id_partition
@@ -393,8 +393,8 @@ class EndsRead(PartitionRead):
         if all(isinstance(content, RemoteLogSegmentMetadata) for _, content in every):
             partition.amend(changes, missing, self._began_at)
         else:  # an operator's decision, or metadata that cannot be read
-            rest = {k: old for k, old in partition.built.items() if k not in set(missing)}
-            partition.build(rest | changes, self._began_at)
+            still_built = {k: old for k, old in partition.built.items() if k not in set(missing)}
+            partition.build(still_built | changes, self._began_at)
         return partition.view(self._began_at)
 
     def _all_log_starts(self) -> tuple[LogStartObject, ...]:
@@ -644,8 +644,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
         """The state is read first, so that one of two writers is refused."""
         tp = deletion.topic_id_partition
-        known = await self._deletions.get(tp, asyncio.get_running_loop().time())
-        check_deletion(None if known is None else known.state, deletion.state)
+        current = await self._deletions.get(tp, asyncio.get_running_loop().time())
+        check_deletion(None if current is None else current.state, deletion.state)
         if deletion.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
             await self._objects.put_partition_deletion(tp, encode_partition_deletion(deletion))
         else:
@@ -821,8 +821,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await asyncio.sleep(0)
         if self._collecting is not None and alone:
             partitions = [read.partition for read in reads.values()]
-            known = sum(len(partition.objects) for partition in partitions)
-            self._collecting.read_alone(topic_id, alone, known, lambda: segments_in(partitions))
+            object_count = sum(len(partition.objects) for partition in partitions)
+            self._collecting.read_alone(
+                topic_id, alone, object_count, lambda: segments_in(partitions)
+            )
         return views
 
     def _is_long_topic(self, topic_id: UUID) -> bool:
@@ -878,8 +880,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
             await asyncio.sleep(0)
 
-        async def get(one: tuple[PartitionRead, Readable]) -> None:
-            read, entry = one
+        async def get(request: tuple[PartitionRead, Readable]) -> None:
+            read, entry = request
             raw: bytes | DamagedObject | None = None
             try:
                 raw = await self._objects.get_segment_metadata(entry.stored.key)

@@ -442,12 +442,12 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """Reads the unread rest of the metadata topic."""
         # One time for all partitions: a later one would make each of them read again.
         oldest = min(not_older_than, asyncio.get_running_loop().time())
-        known = [t for t in await self._follower.partitions(oldest) if t.topic_id == topic_id]
-        if not known and topic_id in (self._in_store.cached(None) or ()):
+        topic_tps = [t for t in await self._follower.partitions(oldest) if t.topic_id == topic_id]
+        if not topic_tps and topic_id in (self._in_store.cached(None) or ()):
             # Deleted since the store was listed, or the metadata topic was lost: `refresh` checks.
-            known = await self._objects.list_topic(topic_id)
+            topic_tps = await self._objects.list_topic(topic_id)
         views: dict[int, PartitionView] = {}
-        for piece in pieces(known, VIEWS_AT_ONCE):
+        for piece in pieces(topic_tps, VIEWS_AT_ONCE):
             for tp in piece:
                 views[tp.partition] = await self.refresh(tp, oldest)
             await asyncio.sleep(0)
@@ -463,14 +463,14 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """From the metadata topic. The store is listed once, if it answers, so that a lost metadata
         topic does not look like an empty archive.
         """
-        known = {tp.topic_id for tp in await self._follower.partitions(began_at)}
+        topic_ids = {tp.topic_id for tp in await self._follower.partitions(began_at)}
         with suppress(RemoteStorageError, TimeoutError):
             async with asyncio.timeout(IN_STORE_WAIT_MAX_S):
                 await self._in_store.get(None, float("-inf"))
         in_store = self._in_store.cached(None) or frozenset()
-        if in_store - known:  # they were deleted since, or the topic was lost
+        if in_store - topic_ids:  # they were deleted since, or the topic was lost
             self._in_store.renew(None, began_at, IN_STORE_AGE_MAX_S)
-        return frozenset(known | in_store | self._put_since(began_at))
+        return frozenset(topic_ids | in_store | self._put_since(began_at))
 
     async def topic_names(self) -> set[str]:
         return await self._follower.topic_names()
@@ -557,11 +557,11 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._append(metadata)
         except ValueError:
             # Another instance has begun to delete it meanwhile: the store must say the same.
-            known = table.known(metadata)
-            if known is None:
+            recorded = table.known(metadata)
+            if recorded is None:
                 await self._rsm.delete_log_segment_data(metadata)
             else:
-                await self._objects.put_segment_metadata(known, encode_segment(known))
+                await self._objects.put_segment_metadata(recorded, encode_segment(recorded))
             if may_be_missed(table.segment_count):
                 await self._objects.put_past_changed(metadata.topic_id_partition)
             raise

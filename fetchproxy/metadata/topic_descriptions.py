@@ -31,11 +31,11 @@ class TopicDescriptions:
         RemoteStorageError.
         """
         listed = [stored async for stored in self._objects.list_topic_descriptions()]
-        known = self._read
+        read_before = self._read
         self._read = {
-            stored.key: known[stored.key]
+            stored.key: read_before[stored.key]
             for stored in listed
-            if known.get(stored.key, ("", None))[0] == stored.version
+            if read_before.get(stored.key, ("", None))[0] == stored.version
         }
 
         async def read(key: str, version: str) -> None:

@@ -24,13 +24,13 @@ class LastSuccesses:
     def __init__(self) -> None:
         self._at: dict[Activity, float] = {}
 
-    def note(self, activity: Activity, at: float) -> None:
-        """`at`: loop time (s). The latest counts, in whatever order they are noted."""
-        self._at[activity] = max(at, self._at.get(activity, at))
+    def note(self, activity: Activity, time: float) -> None:
+        """`time`: loop time (s). The latest counts, in whatever order they are noted."""
+        self._at[activity] = max(time, self._at.get(activity, time))
 
     def publish(self, now: float) -> None:
-        for activity, at in self._at.items():
-            LAST_SUCCESS_AGE_SECONDS.labels(activity).set(max(now - at, 0.0))
+        for activity, noted_at in self._at.items():
+            LAST_SUCCESS_AGE_SECONDS.labels(activity).set(max(now - noted_at, 0.0))
 
     async def run(self) -> None:
         """Updates the gauges, for ever."""

@@ -103,14 +103,14 @@ def _of_conditions() -> str:
 
 
 def _rows(rows: Iterable[list[str]]) -> str:
-    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *rest]) + "\n"
+    head, *body_rows = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *body_rows]) + "\n"
 
 
 def with_conditions(page: str) -> str:
     """The page with a newly generated table of conditions."""
-    before, _, rest = page.partition(_TABLE_BEGINS)
-    _, _, after = rest.partition(_TABLE_ENDS)
+    before, _, remainder = page.partition(_TABLE_BEGINS)
+    _, _, after = remainder.partition(_TABLE_ENDS)
     return f"{before}{_TABLE_BEGINS}{health.table()}{_TABLE_ENDS}{after}"
 
 

@@ -157,9 +157,9 @@ class SparingWarnings:
         self, say: Callable[..., object], event: str, about: Hashable, context: dict[str, object]
     ) -> None:
         now = self._clock()
-        at, suppressed = self._logged.get((event, about), (float("-inf"), 0))
-        if now - at < WARNING_INTERVAL_S:
-            self._logged[event, about] = at, suppressed + 1
+        logged_at, suppressed = self._logged.get((event, about), (float("-inf"), 0))
+        if now - logged_at < WARNING_INTERVAL_S:
+            self._logged[event, about] = logged_at, suppressed + 1
             return
         since, lines, others = self._lines.get(event, (now, 0, 0))
         if now - since >= WARNING_INTERVAL_S:
@@ -219,8 +219,8 @@ def count_line(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> E
     log events are labels: no text from outside becomes one.
     """
     event = str(event_dict.get("event", ""))
-    known = event in EVENTS or event.removesuffix("_no_more") in MEANINGS
-    LOG_MESSAGES.labels(str(event_dict.get("level", "")), event if known else "other").inc()
+    is_known = event in EVENTS or event.removesuffix("_no_more") in MEANINGS
+    LOG_MESSAGES.labels(str(event_dict.get("level", "")), event if is_known else "other").inc()
     return event_dict
 
 

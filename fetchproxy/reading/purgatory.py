@@ -442,14 +442,14 @@ class RemoteFetchPurgatory:
         """The results from memory within the fetch's bytes, and the needs of other requests."""
         results: dict[K, RemoteReadResult] = {}
         needs: dict[K, Need] = {}
-        left, empty = fetch.bytes_max, True
+        bytes_left, empty = fetch.bytes_max, True
         for key, request in fetch.requests.items():
-            if not empty and left <= 0:
+            if not empty and bytes_left <= 0:
                 break
             read = fetch.reads.get(key)
             outcome = self._reader.read(
                 request,
-                left,
+                bytes_left,
                 empty,
                 now if read is None else read.created_at,
                 now,
@@ -460,7 +460,7 @@ class RemoteFetchPurgatory:
                 needs[key] = outcome
             elif outcome.records:
                 results[key] = outcome
-                left, empty = left - outcome.size_bytes, False
+                bytes_left, empty = bytes_left - outcome.size_bytes, False
                 if not self._closed:
                     self._read_ahead.served(request, outcome, read is not None, now)
             elif isinstance(outcome.error, OffsetNotArchived | OffsetLost):

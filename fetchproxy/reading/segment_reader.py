@@ -338,13 +338,13 @@ class SegmentReader:
         if view is None:
             return needs
         metadata, number = place.metadata, place.number + 1
-        reached, indexes_up_to = 0, 2 * count + 1
-        while reached < indexes_up_to:
-            missing, chunks = self._segment_ahead(metadata, number, count - reached, isolation)
+        indexes_read, indexes_up_to = 0, 2 * count + 1
+        while indexes_read < indexes_up_to:
+            missing, chunks = self._segment_ahead(metadata, number, count - indexes_read, isolation)
             if any(self._memory.damage(need, now) is not None for need in missing):
                 break
             needs += missing
-            reached += chunks
+            indexes_read += chunks
             following = view.segment_at_or_after(metadata.end_offset + 1)
             if following is None or following.start_offset > metadata.end_offset + 1:
                 break
@@ -449,8 +449,8 @@ class SegmentReader:
                 entry = entries[i]
                 if entry.first_offset <= last:
                     key = (entry.producer_id, entry.first_offset)
-                    known = transactions.get(key)
-                    if known is None or known.last_offset < entry.last_offset:
+                    previous = transactions.get(key)
+                    if previous is None or previous.last_offset < entry.last_offset:
                         transactions[key] = entry
                 if entry.last_stable_offset > last:
                     break

@@ -112,8 +112,8 @@ class TimestampLookup:
         segment = metadata.segment_id.id.int
         from_offset = max(metadata.start_offset, view.raised_log_start)
         target = segment, timestamp_ms, from_offset, metadata.end_offset
-        if (known := self._found.get(target)) is not None:
-            return known
+        if (cached := self._found.get(target)) is not None:
+            return cached
         layout = self._memory.layout(segment)
         if layout is None:
             return None
@@ -219,8 +219,8 @@ class TimestampLookup:
         self, chunk: Chunk, header: BatchHeader, need: NeedChunk, target: _Target
     ) -> FoundRecord | None:
         """Other work goes in between. If cancelled, it ends at its next step."""
-        if (known := self._found.get(target)) is not None:
-            return known
+        if (cached := self._found.get(target)) is not None:
+            return cached
         TIMESTAMP_SEARCHES.inc()
         loop = asyncio.get_running_loop()
         with _corrupt(need.metadata):

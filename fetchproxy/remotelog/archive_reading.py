@@ -180,9 +180,9 @@ class ArchiveReading:
         if not Path(cache_dir).is_dir():
             raise ConfigError(f"remotelog: metadataCacheDir {cache_dir}: no such folder")
         cache = SegmentMetadataCache(Path(cache_dir))  # not entered: the archiver owns it
-        there = list(cache.partitions())
-        self._known = _places(there)
-        chosen = [t for t in there if self._options.topics.takes(t.topic, t.partition)]
+        cached_tps = list(cache.partitions())
+        self._known = _places(cached_tps)
+        chosen = [t for t in cached_tps if self._options.topics.takes(t.topic, t.partition)]
         tables = (PartitionTable.load(tp, cache.file(tp).load().entries) for tp in chosen)
         return _last_incarnations(table.view(0.0) for table in tables)
 
@@ -192,11 +192,11 @@ class ArchiveReading:
         The name is mistyped, or nothing of the topic or partition was archived yet.
         """
         topics = self._options.topics
-        there = {topic for topic, _ in self._known}
+        known_topics = {topic for topic, _ in self._known}
         for topic in sorted(topics.names or topics.assigned or ()):
-            if topic not in there:
-                has = ", ".join(sorted(there)[:TOPICS_NAMED_MAX]) or "no topic"
-                more = ", …" if len(there) > TOPICS_NAMED_MAX else ""
+            if topic not in known_topics:
+                has = ", ".join(sorted(known_topics)[:TOPICS_NAMED_MAX]) or "no topic"
+                more = ", …" if len(known_topics) > TOPICS_NAMED_MAX else ""
                 raise ConfigError(
                     f"remotelog: the archive has nothing of topic {topic!r}; it has {has}{more}"
                 )
@@ -297,10 +297,10 @@ class ArchiveReading:
         for key in sorted(set(bound.by_partition) - set(views)):
             if not self._options.topics.takes(*key) or key[0] not in topics:
                 raise ConfigError(f"remotelog: {name} names {key}, which is not chosen")
-            given = bound.by_partition[key]
-            if bound.kind is not BoundKind.TIMESTAMPS and given not in (EARLIEST, LATEST, 0):
+            offsets = bound.by_partition[key]
+            if bound.kind is not BoundKind.TIMESTAMPS and offsets not in (EARLIEST, LATEST, 0):
                 raise ConfigError(
-                    f"remotelog: {name} names offset {given} of {key}, which has no archived "
+                    f"remotelog: {name} names offset {offsets} of {key}, which has no archived "
                     "records"
                 )
 
@@ -309,26 +309,26 @@ class ArchiveReading:
     ) -> int | None:
         """The offset of `bound`. None: its timestamp is after the last record."""
         first, last = view.log_start_offset or 0, view.log_end_offset or 0
-        given = bound.by_partition.get((view.tp.topic, view.tp.partition), bound.everywhere)
+        bound_offset = bound.by_partition.get((view.tp.topic, view.tp.partition), bound.everywhere)
         if bound.kind is BoundKind.EARLIEST:
             return first
         if bound.kind is BoundKind.LATEST:
             return last
         if bound.kind is BoundKind.TIMESTAMPS:
-            assert given is not None, "checked before"
-            return await self._first_offset_at(view, given)
-        if given is None:
+            assert bound_offset is not None, "checked before"
+            return await self._first_offset_at(view, bound_offset)
+        if bound_offset is None:
             return (
                 last if bound is self._options.ending else first
             )  # the partition appeared later in a stream
-        if given in (EARLIEST, LATEST):
-            return first if given == EARLIEST else last
-        if not first <= given <= last and self._options.fail_on_data_loss and not clipped:
+        if bound_offset in (EARLIEST, LATEST):
+            return first if bound_offset == EARLIEST else last
+        if not first <= bound_offset <= last and self._options.fail_on_data_loss and not clipped:
             raise DataLoss(
-                f"{view.tp}: offset {given} is not in the archive, which has {first} to "
+                f"{view.tp}: offset {bound_offset} is not in the archive, which has {first} to "
                 f"{last - 1}; with failOnDataLoss=false reading begins or ends there"
             )
-        return min(max(given, first), last)
+        return min(max(bound_offset, first), last)
 
     async def _first_offset_at(self, view: PartitionView, timestamp_ms: int) -> int | None:
         """The first archived offset with this timestamp or later, as a broker's ListOffsets."""
@@ -474,7 +474,7 @@ class FollowedArchive:
         starts = self._loop.done(self._reading.starts(self._views))
         if self._options.starting.kind is BoundKind.EARLIEST:
             # The archive may begin above the offset at which it has to begin.
-            below = [(self._views[at], OffsetSpan(0, start)) for at, start in starts.items()]
+            below = [(self._views[tp], OffsetSpan(0, start)) for tp, start in starts.items()]
             self._loop.done(self._reading.check_no_loss(below))
         self._read_up_to = self._position(starts)
         return self._read_up_to.encode()

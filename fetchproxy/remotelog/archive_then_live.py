@@ -224,7 +224,9 @@ def find_tier_boundary(
     missing = sorted(set(ends) - set(earliest))
     if missing:
         raise ConfigError(f"archive then live: the brokers have no partition {missing[0]}")
-    return TierBoundary(ends, {place: at for place, at in earliest.items() if place not in ends})
+    return TierBoundary(
+        ends, {place: offset for place, offset in earliest.items() if place not in ends}
+    )
 
 
 def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:

@@ -215,18 +215,18 @@ class SourceOptions:
     store_settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
+def parse_options(texts: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
     """Option names may have any case. Raises ConfigError, naming the option."""
-    options = _Given({name.lower(): value for name, value in given.items()})
+    options = _Given({name.lower(): value for name, value in texts.items()})
     if (refused := next((_REFUSED[n] for n in options.values if n in _REFUSED), None)) is not None:
         raise ConfigError(
             f"remotelog: {refused}: {REFUSED_KAFKA_OPTIONS[refused]}; take the option out"
         )
     for name in options.values:
-        known = name in _KNOWN or name.startswith(_STORE_SETTING)
-        if not known and name != "kafka.isolation.level" and not is_not_needed(name):
-            there = ", ".join(sorted(_KNOWN.values()))
-            raise ConfigError(f"remotelog: unknown option {name!r}; there are {there}")
+        is_known = name in _KNOWN or name.startswith(_STORE_SETTING)
+        if not is_known and name != "kafka.isolation.level" and not is_not_needed(name):
+            known_names = ", ".join(sorted(_KNOWN.values()))
+            raise ConfigError(f"remotelog: unknown option {name!r}; there are {known_names}")
     default = BoundKind.LATEST if streaming else BoundKind.EARLIEST
     return SourceOptions(
         store=_store(options),
@@ -321,15 +321,17 @@ def _store(options: _Given) -> str:
 
 
 def _trigger(options: _Given, *, streaming: bool) -> TriggerLimits:
-    given = tuple(name for name in _OF_STREAMS if options.text(name) is not None)
-    if given and not streaming:
-        raise ConfigError(f"remotelog: {given[0]}: only streams have micro-batches; take it out")
+    stream_options = tuple(name for name in _OF_STREAMS if options.text(name) is not None)
+    if stream_options and not streaming:
+        raise ConfigError(
+            f"remotelog: {stream_options[0]}: only streams have micro-batches; take it out"
+        )
     limits = TriggerLimits(
         bytes_max=options.number("maxBytesPerTrigger", 0, 0),
         offsets_max=options.number("maxOffsetsPerTrigger", 0, 0),
         offsets_min=options.number("minOffsetsPerTrigger", 0, 0),
         delay_max_ms=options.duration_ms("maxTriggerDelay", TRIGGER_DELAY_MAX_MS),
-        given=given,
+        given=stream_options,
     )
     if limits.offsets_max and limits.offsets_min > limits.offsets_max:
         raise ConfigError(

@@ -68,8 +68,8 @@ async def holes_of(
     """
     hole_by_tp: dict[TopicIdPartition, str] = {}
 
-    async def look(one: Selection) -> None:
-        view, (start, end) = one
+    async def look(selection: Selection) -> None:
+        view, (start, end) = selection
         offsets = start, end - 1
         if not _has_all(view, offsets):
             try:
@@ -257,15 +257,21 @@ def _short_tasks(
     """
     accumulated: list[SegmentPart] = []
     room, bytes_left = records_max, float(bytes_max)
-    for whole in parts_of(view, span):
-        segment = whole.segment
+    for segment_part in parts_of(view, span):
+        segment = segment_part.segment
         offsets = segment.stored_end_offset + 1 - segment.start_offset
         record_bytes = segment.segment_size_bytes / offsets
-        at = whole.offset_from
-        while at < whole.offset_end:
-            count = min(room, whole.offset_end - at, max(1, int(bytes_left / record_bytes)))
-            accumulated.append(whole._replace(offset_from=at, offset_end=at + count))
-            at, room, bytes_left = at + count, room - count, bytes_left - count * record_bytes
+        offset = segment_part.offset_from
+        while offset < segment_part.offset_end:
+            count = min(
+                room, segment_part.offset_end - offset, max(1, int(bytes_left / record_bytes))
+            )
+            accumulated.append(segment_part._replace(offset_from=offset, offset_end=offset + count))
+            offset, room, bytes_left = (
+                offset + count,
+                room - count,
+                bytes_left - count * record_bytes,
+            )
             if not room or bytes_left < record_bytes:
                 yield ReadTask(view.tp, tuple(accumulated))
                 accumulated, room, bytes_left = [], records_max, float(bytes_max)
@@ -298,13 +304,13 @@ def segments_with(view: PartitionView, span: OffsetSpan) -> Iterator[tuple[Segme
 
     Neighbours may overlap: offsets that the segment before has are not read again.
     """
-    at = max(span.start, view.raised_log_start)
-    if span.end <= at:
+    offset = max(span.start, view.raised_log_start)
+    if span.end <= offset:
         return
-    for segment, end_offset in view.segments.refs(view.segments.index_at_or_after(at)):
+    for segment, end_offset in view.segments.refs(view.segments.index_at_or_after(offset)):
         if segment.start_offset >= span.end:
             return
-        overlap = OffsetSpan(max(segment.start_offset, at), min(end_offset + 1, span.end))
+        overlap = OffsetSpan(max(segment.start_offset, offset), min(end_offset + 1, span.end))
         if overlap.start < overlap.end:
             yield segment, overlap
-            at = overlap.end
+            offset = overlap.end

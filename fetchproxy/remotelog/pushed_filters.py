@@ -62,10 +62,10 @@ class PushedFilters:
             and self.partition.has(partition)
         )
 
-    def _take(self, each: Any) -> bool:
-        kind = type(each).__name__
-        path: tuple[str, ...] = getattr(each, "attribute", ())
-        value: Any = getattr(each, "value", None)
+    def _take(self, pushed: Any) -> bool:
+        kind = type(pushed).__name__
+        path: tuple[str, ...] = getattr(pushed, "attribute", ())
+        value: Any = getattr(pushed, "value", None)
         if len(path) != 1 or path[0] not in _COLUMNS:
             return False
         name = path[0]
@@ -98,11 +98,13 @@ class PushedFilters:
 
     def _take_set(self, name: str, values: Iterable[Any]) -> bool:
         """A null in `values` equals nothing."""
-        known = frozenset(value for value in values if value is not None)
+        known_values = frozenset(value for value in values if value is not None)
         if name == "topic":
-            self.topics = known if self.topics is None else self.topics & known
+            self.topics = known_values if self.topics is None else self.topics & known_values
         elif name == "partition":
-            self.partitions = known if self.partitions is None else self.partitions & known
+            self.partitions = (
+                known_values if self.partitions is None else self.partitions & known_values
+            )
         else:
             return False
         return True

@@ -43,9 +43,9 @@ def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[ArchiveLocat
     if total <= offsets_max:
         return {}
     shares = {key: offsets_max * size // total for key, size in sizes.items()}
-    left = offsets_max - sum(shares.values())
+    offsets_left = offsets_max - sum(shares.values())
     # Fewer are left than there are partitions: the smallest shares get one more each.
-    for key in sorted(sizes, key=lambda key: (shares[key], key))[:left]:
+    for key in sorted(sizes, key=lambda key: (shares[key], key))[:offsets_left]:
         shares[key] += 1
     return {key: begins[key] + share for key, share in shares.items()}
 
@@ -53,18 +53,18 @@ def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[ArchiveLocat
 def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[ArchiveLocation, int]:
     """Equal shares; the other partitions get the bytes that a partition does not need."""
     limited = {}
-    left = bytes_max
+    bytes_left = bytes_max
     needs = {
         key: _bytes_up_to(views[key], begin, ends[key], bytes_max) for key, begin in begins.items()
     }
     waiting = sorted(needs, key=lambda key: (needs[key], key))
     for number, key in enumerate(waiting):
-        share = left // (len(waiting) - number)
+        share = bytes_left // (len(waiting) - number)
         if needs[key] <= share:
-            left -= needs[key]
+            bytes_left -= needs[key]
             continue
         limited[key] = _end_within(views[key], begins[key], ends[key], share)
-        left -= min(share, needs[key])
+        bytes_left -= min(share, needs[key])
     return limited
 
 
@@ -83,16 +83,16 @@ def _end_within(view: PartitionView, begin: int, end: int, share: int) -> int:
 
     The part is cut as if the segment's records were of one size.
     """
-    at, left = begin, share
+    offset, bytes_left = begin, share
     for segment, span in segments_with(view, OffsetSpan(begin, end)):
         size = _bytes(segment, span)
-        if size > left:
-            if at > begin:
-                return at
-            within = max(1, left * _offsets(segment) // segment.segment_size_bytes)
+        if size > bytes_left:
+            if offset > begin:
+                return offset
+            within = max(1, bytes_left * _offsets(segment) // segment.segment_size_bytes)
             return min(span.end, span.start + within)
-        at, left = span.end, left - size
-    return min(max(at, begin + 1), end)
+        offset, bytes_left = span.end, bytes_left - size
+    return min(max(offset, begin + 1), end)
 
 
 def _bytes(segment: SegmentRef, span: OffsetSpan) -> int:

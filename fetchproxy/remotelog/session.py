@@ -80,13 +80,13 @@ def master_places(master: str) -> list[tuple[str, int]]:
     """
     if re.fullmatch(r"local(\[.+\])?|local-cluster\[.+\]|yarn", master):
         return []
-    scheme, separator, rest = master.partition("://")
+    scheme, separator, host_list = master.partition("://")
     if separator and scheme == "k8s":
         # As Spark reads it: the defaults are https and the protocol's port.
-        protocol, _, place = rest.rpartition("://")
+        protocol, _, place = host_list.rpartition("://")
         return [_place(master, place.partition("/")[0], 80 if protocol == "http" else 443)]
     if separator and scheme == "spark":
-        return [_place(master, place, None) for place in rest.split(",")]
+        return [_place(master, place, None) for place in host_list.split(",")]
     raise ConfigError(
         f"Spark's master {master!r}: expected local[N], spark://HOST:PORT, k8s://HOST:PORT or yarn"
     )

@@ -276,8 +276,8 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
 def _check_column(name: str) -> str:
     """Returns the column's type."""
     if name not in _COLUMN_TYPES:
-        known = ", ".join(_COLUMN_TYPES)
-        raise ConfigError(f"remotelog: no column {name!r}; there are {known}")
+        column_names = ", ".join(_COLUMN_TYPES)
+        raise ConfigError(f"remotelog: no column {name!r}; there are {column_names}")
     return _COLUMN_TYPES[name]
 
 

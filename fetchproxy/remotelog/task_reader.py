@@ -126,8 +126,8 @@ def read_task(
         reading = _TaskReading(
             options, task, storage, loop, arrow, skipped_records or SkippedRecords()
         )
-        for each in _fetched_ahead(reading.ranges()):
-            yield from reading.decoded(each, rows)
+        for fetched_range in _fetched_ahead(reading.ranges()):
+            yield from reading.decoded(fetched_range, rows)
     reading.report()
 
 
@@ -267,10 +267,10 @@ class _TaskReading:
     def _begin(self, operation: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
         return self._loop.begin(with_retries(operation, read, self._options.read_max_ms / 1000))
 
-    def decoded(self, each: _Range, rows: RowLimits) -> Iterator[Any]:
+    def decoded(self, task_range: _Range, rows: RowLimits) -> Iterator[Any]:
         """Keeps back the last Arrow batch until the range's memory is free."""
         made: deque[Any] = deque()
-        for batch in self._decoded(each, rows):
+        for batch in self._decoded(task_range, rows):
             made.append(batch)
             del batch
             if len(made) > 1:
@@ -278,12 +278,17 @@ class _TaskReading:
         while made:
             yield made.popleft()
 
-    def _decoded(self, each: _Range, rows: RowLimits) -> Iterator[Any]:
-        self._key, span, part, decoder = each.key, each.span, each.part, self._decoder
+    def _decoded(self, task_range: _Range, rows: RowLimits) -> Iterator[Any]:
+        self._key, span, part, decoder = (
+            task_range.key,
+            task_range.span,
+            task_range.part,
+            self._decoder,
+        )
         first, end = max(span.first_offset, part.offset_from), span.last_offset + 1
         end = min(end, part.offset_end)
         try:
-            data = each.data.pop().result()
+            data = task_range.data.pop().result()
         except ObjectNotFound as error:
             for other in self._stand_ins(error, part, first, end):
                 for of_other in self._ranges_of(other):
@@ -298,8 +303,8 @@ class _TaskReading:
             position=span.position,
             first_offset=span.first_offset,
             last_offset=span.last_offset,
-            borders=each.borders,
-            aborted=each.aborted,
+            borders=task_range.borders,
+            aborted=task_range.aborted,
         )
         if len(data) < span.length and decoder.next_offset < part.offset_end:
             message = f"the log ends, its index goes on to {span.end}"

@@ -83,12 +83,12 @@ class Batcher(Generic[K, V]):
 
 def _leave(calls: Iterator[asyncio.Future[V | ClusterError | _Left]]) -> None:
     """In steps: each caller that still waits begins anew."""
-    left = 0
+    waiting_count = 0
     for call in calls:
         if not call.done():
             call.set_result(_LEFT)
-            left += 1
-        if left == ITEMS_AT_ONCE:
+            waiting_count += 1
+        if waiting_count == ITEMS_AT_ONCE:
             asyncio.get_running_loop().call_soon(_leave, calls)
             return
 

@@ -119,8 +119,8 @@ async def checkpoint(partitions: int) -> None:
 
 def pieces(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> Iterator[list[T]]:
     """Lists of `at_once` items; the last list may be shorter. The caller yields after each list."""
-    rest = iter(items)
-    while piece := list(islice(rest, at_once)):
+    iterator = iter(items)
+    while piece := list(islice(iterator, at_once)):
         yield piece
 
 

@@ -69,10 +69,10 @@ class Drill:
             raise ConfigError(f"the drill {self.fault} is running; wait until it is over")
         if not 0 < for_s <= DRILL_MAX_S:
             raise ConfigError(f"a drill takes at most {DRILL_MAX_S:.0f} s")
-        known = set(self._to_brokers.values())
-        if broker is not None and broker not in known:
-            there = ", ".join(sorted(map(_named, known)))
-            raise ConfigError(f"no broker {_named(broker)} is connected; there are: {there}")
+        known_addresses = set(self._to_brokers.values())
+        if broker is not None and broker not in known_addresses:
+            known_names = ", ".join(sorted(map(_named, known_addresses)))
+            raise ConfigError(f"no broker {_named(broker)} is connected; there are: {known_names}")
         loop = asyncio.get_running_loop()
         timer = loop.call_later(for_s, self.end, "its time is over")
         ends_at, ended = loop.time() + for_s, asyncio.Event()

@@ -96,11 +96,11 @@ class NewObjects:
 async def visit_exempt_objects() -> None:
     """Runs until cancelled."""
     clock = asyncio.get_running_loop().time
-    visited_at, left = clock(), gc.get_freeze_count()
+    visited_at, objects_left = clock(), gc.get_freeze_count()
     while True:
         await asyncio.sleep(_VISIT_LOOK_S)
-        many = gc.get_freeze_count() >= left + _VISIT_AFTER_OBJECTS
+        many = gc.get_freeze_count() >= objects_left + _VISIT_AFTER_OBJECTS
         if many or clock() >= visited_at + _VISIT_AFTER_S:
             gc.unfreeze()
             gc.collect()
-            visited_at, left = clock(), gc.get_freeze_count()
+            visited_at, objects_left = clock(), gc.get_freeze_count()

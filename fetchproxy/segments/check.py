@@ -94,18 +94,18 @@ class SegmentCheck:
 
     def take(self, data: Buffer, position: int) -> Next | None:
         """`data` begins with the byte at `position`; None: there is no more to read."""
-        at = position
+        batch_start = position
         try:
             for header in walk(data, 0, min(len(data), self._size - position)):
-                at = position + header.position
-                if not self._batch(data, header, at):
-                    return self._broken(at, "")
-                at += header.size
+                batch_start = position + header.position
+                if not self._batch(data, header, batch_start):
+                    return self._broken(batch_start, "")
+                batch_start += header.size
         except WireError as error:
-            return self._broken(at, _WHERE.sub("", str(error)))
-        if at >= self._size:
+            return self._broken(batch_start, _WHERE.sub("", str(error)))
+        if batch_start >= self._size:
             return None
-        return self._partial(data, at - position, at)
+        return self._partial(data, batch_start - position, batch_start)
 
     def short(self, position: int) -> None:
         """The object ends at `position`, before the segment does. Checks the bytes before it."""
@@ -133,17 +133,19 @@ class SegmentCheck:
 
     def _partial(self, data: Buffer, start: int, position: int) -> Next | None:
         """Asks for the rest of a batch that is not whole, unless the segment cannot hold it."""
-        left = self._size - position
-        if left < HEADER_BYTES:
-            return None if self._cut else self._broken(position, f"{left} bytes are not a batch")
+        bytes_left = self._size - position
+        if bytes_left < HEADER_BYTES:
+            return (
+                None if self._cut else self._broken(position, f"{bytes_left} bytes are not a batch")
+            )
         if len(data) - start < HEADER_BYTES:
             return Next(position)
         length = int.from_bytes(data[start + 8 : start + LOG_OVERHEAD_BYTES], "big", signed=True)
         size = length + LOG_OVERHEAD_BYTES
-        if size > left and self._cut:
+        if size > bytes_left and self._cut:
             return None
-        if size > left:
-            return self._broken(position, f"batch claims {size} bytes, {left} are left")
+        if size > bytes_left:
+            return self._broken(position, f"batch claims {size} bytes, {bytes_left} are left")
         return Next(position, size)
 
     def _broken(self, position: int, message: str) -> Next | None:
@@ -164,7 +166,7 @@ class SegmentCheck:
     def _batch(self, data: Buffer, header: BatchHeader, position: int) -> bool:
         """False: the header cannot be trusted, not even its size."""
         sound = check_crc(data, header)
-        known = len(self.faults)
+        faults_before = len(self.faults)
         suspected = self._suspect is not None
         follows = self._follows(header)
         self._judge_hole(header)
@@ -194,7 +196,7 @@ class SegmentCheck:
             self._max_timestamp_ms = max(self._max_timestamp_ms, header.max_timestamp)
             if self.log_is_sound:
                 self._txns.batch(header, control)
-        self._add_to_span(header, position, clean=len(self.faults) == known)
+        self._add_to_span(header, position, clean=len(self.faults) == faults_before)
         return True
 
     def _judge_hole(self, header: BatchHeader) -> None:

@@ -49,4 +49,6 @@ def are_those_of(log: Sequence[EpochStart], recorded: Sequence[EpochStart]) -> b
     if not recorded:
         return not log
     starts = {entry.start_offset for entry in (*log, *recorded)}
-    return all(epoch_at(recorded, at) in (NOT_COUNTED, epoch_at(log, at)) for at in starts)
+    return all(
+        epoch_at(recorded, offset) in (NOT_COUNTED, epoch_at(log, offset)) for offset in starts
+    )

@@ -39,17 +39,20 @@ class Witnesses:
 
 def check_whole(log: AccumulatedSegment, witnesses: Witnesses) -> None:
     """Raises CorruptSegment unless a witness confirms that `log` is the segment's whole log."""
-    known = witnesses.known
-    if known is None:
+    recorded = witnesses.known
+    if recorded is None:
         _check_first_batch(log)
         _check_lost(log, witnesses)
-    elif (known.stored_end_offset, known.segment_size_bytes) != (log.end_offset, log.size_bytes):
+    elif (recorded.stored_end_offset, recorded.segment_size_bytes) != (
+        log.end_offset,
+        log.size_bytes,
+    ):
         _check_first_batch(log)
         try:
             _parsed(witnesses.index).check_covers(log.end_offset, log.size_bytes)
         except CorruptSegment as error:
             raise CorruptSegment(f"log and metadata disagree on its end, and {error}") from None
-        if known.stored_end_offset != log.end_offset and not _ends_there(log, witnesses):
+        if recorded.stored_end_offset != log.end_offset and not _ends_there(log, witnesses):
             raise CorruptSegment("log and metadata disagree on its end, and nothing begins there")
     _check_epochs(log, witnesses)
 
@@ -82,16 +85,16 @@ def _ends_there(log: AccumulatedSegment, witnesses: Witnesses) -> bool:
 
 
 def _check_epochs(log: AccumulatedSegment, witnesses: Witnesses) -> None:
-    known = witnesses.known
-    end = log.end_offset if known is None else min(known.end_offset, log.end_offset)
+    recorded = witnesses.known
+    end = log.end_offset if recorded is None else min(recorded.end_offset, log.end_offset)
     of_log = clip_epochs(log.leader_epochs, log.start_offset, end)
-    if known is not None and are_those_of(of_log, known.segment_leader_epochs):
+    if recorded is not None and are_those_of(of_log, recorded.segment_leader_epochs):
         return
     stored_epochs = epochs_beside(witnesses.epochs, log.start_offset, end)
     if stored_epochs is None:
-        if known is None:
+        if recorded is None:
             return  # no witness contradicts it
-    elif stored_epochs == of_log or (known is None and agrees(stored_epochs, of_log)):
+    elif stored_epochs == of_log or (recorded is None and agrees(stored_epochs, of_log)):
         return
     raise CorruptSegment(f"the log has {of_log}, and what else says its leader epochs does not")
 

@@ -248,7 +248,7 @@ def encode_batch(messages: list[_Message]) -> bytes:
         records += record
     attributes = TIMESTAMP_TYPE_MASK if first.log_append_time else 0
     latest_ms = max(message.timestamp_ms for message in messages)
-    rest = _BATCH_REST.pack(
+    batch_fields = _BATCH_REST.pack(
         attributes,
         last.offset - first.offset,
         first.timestamp_ms,
@@ -260,8 +260,8 @@ def encode_batch(messages: list[_Message]) -> bytes:
     )
     size = HEADER_BYTES - LOG_OVERHEAD_BYTES + len(records)
     start = _BATCH_START.pack(first.offset, size, _NO_EPOCH, MAGIC)
-    crc = crc32c(rest + records).to_bytes(CRC_COVERS_FROM - len(start), "big")
-    return b"".join((start, crc, rest, records))
+    crc = crc32c(batch_fields + records).to_bytes(CRC_COVERS_FROM - len(start), "big")
+    return b"".join((start, crc, batch_fields, records))
 
 
 def _put_varint(out: bytearray, value: int) -> None:

@@ -35,9 +35,9 @@ def add_in_order(
             break
         kept.pop()
         if parted > before.start_offset:
-            rest = before.clipped(parted - 1)
-            if not kept or rest.end_offset > kept[-1].end_offset:
-                kept.append(rest)
+            remaining_part = before.clipped(parted - 1)
+            if not kept or remaining_part.end_offset > kept[-1].end_offset:
+                kept.append(remaining_part)
                 break
     if not kept or segment.end_offset > kept[-1].end_offset:
         kept.append(segment)

@@ -156,13 +156,13 @@ class CopyDescription:
         """
         values = {name: getattr(self, name) for name in _DESCRIBED}
         values["has_aborted_txns"] = metadata.has_aborted_txns or self.has_aborted_txns
-        whole = replace(metadata, **values, copied_end_offset=None, packed=True)
+        whole_metadata = replace(metadata, **values, copied_end_offset=None, packed=True)
         end = metadata.end_offset
         if metadata.copied_end_offset is None or not self.start_offset <= end < self.end_offset:
-            return whole
+            return whole_metadata
         # A cut may have removed the newest record.
         newest = min(metadata.max_timestamp_ms, self.max_timestamp_ms)
-        return replace(whole.clipped(end), max_timestamp_ms=newest)
+        return replace(whole_metadata.clipped(end), max_timestamp_ms=newest)
 
 
 # By name, in the order of `digest`.
@@ -277,9 +277,11 @@ def unpacked(
         start = number * packing.block_bytes
         length = min(packing.block_bytes, packing.log_bytes - start)
         low, high = max(byte_range.start - start, 0), min(byte_range.end - start, length)
-        at = start + low - byte_range.start
+        target_start = start + low - byte_range.start
         try:
-            unpacking.unpack(number, block, length, low, view[at : at + high - low])
+            unpacking.unpack(
+                number, block, length, low, view[target_start : target_start + high - low]
+            )
         except CorruptSegment as error:
             raise CorruptSegment(f"block {number}: {error}") from None
     return out
@@ -304,20 +306,20 @@ class _Unpacking:
             raise CorruptSegment(f"codec {codec} is not known")
         if codec == _AS_IT_IS and len(body) != length:
             raise CorruptSegment(f"a block of {len(block)} bytes has not {length}")
-        whole = target if len(target) == length else self._of_block[:length]
+        block_room = target if len(target) == length else self._of_block[:length]
         if codec == _AS_IT_IS:
-            self._open_into(number, block, whole)
+            self._open_into(number, block, block_room)
         else:
             opened = body if self._cipher is None else self._of_body[: len(body)]
             self._open_into(number, block, None if self._cipher is None else opened)
             try:
-                count = cramjam.zstd.decompress_into(opened, whole)
+                count = cramjam.zstd.decompress_into(opened, block_room)
             except cramjam.DecompressionError as error:
                 raise CorruptSegment(str(error)) from None
             if count != length:
                 raise CorruptSegment(f"{count} bytes, not {length}")
-        if whole is not target:
-            target[:] = whole[low : low + len(target)]
+        if block_room is not target:
+            target[:] = block_room[low : low + len(target)]
 
     def _open_into(self, number: int, block: memoryview, out: memoryview | None) -> None:
         """Writes the block's body into `out`, which is as long. None: only checks it."""
@@ -340,10 +342,12 @@ def sealed_file(cipher: Cipher, label: bytes, content: bytes, random_bytes: byte
 
 
 def opened_file(cipher: Cipher, label: bytes, sealed: bytes) -> bytes:
-    at = len(_SEALED)
+    position = len(_SEALED)
     if not sealed.startswith(_SEALED + _FILE_NONCE_HEAD) or len(sealed) < SEALED_BYTES_MORE:
         raise CorruptSegment("it is not encrypted, as it should be")
-    return cipher.open(sealed[at : at + NONCE_BYTES], sealed[at + NONCE_BYTES :], label)
+    return cipher.open(
+        sealed[position : position + NONCE_BYTES], sealed[position + NONCE_BYTES :], label
+    )
 
 
 def encode_packing(packing: Packing) -> bytes:

@@ -271,13 +271,13 @@ class _Fields:
         version = self.read("version", Cursor.uvarint)
         if kind not in RecordType.__members__.values():
             raise NewerMetadataVersion(f"record type {kind} is not known to this fetchproxy")
-        known = RecordType(kind)
-        if version > NEWEST_VERSION[known]:
+        record_type = RecordType(kind)
+        if version > NEWEST_VERSION[record_type]:
             raise NewerMetadataVersion(
-                f"{known.name} version {version} was written by a newer fetchproxy, "
-                f"this one reads up to version {NEWEST_VERSION[known]}"
+                f"{record_type.name} version {version} was written by a newer fetchproxy, "
+                f"this one reads up to version {NEWEST_VERSION[record_type]}"
             )
-        return known, version
+        return record_type, version
 
 
 def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
@@ -420,24 +420,24 @@ _COUNT_AT = EPOCHS_AT - INT32.size
 
 def walk_entries(entries: bytes, where: str) -> Iterator[Entry]:
     """Raises CorruptSegment, naming `where` and the byte, if an entry is not whole."""
-    at, size = 0, len(entries)
-    while at < size:
-        length, body = entries[at], at + 1
+    position, size = 0, len(entries)
+    while position < size:
+        length, body = entries[position], position + 1
         if length >= 0x80:
             try:
-                length, body = decode_uvarint(entries, at)
+                length, body = decode_uvarint(entries, position)
             except WireError as error:
-                raise CorruptSegment(f"{where}, entry at byte {at}: {error}") from None
+                raise CorruptSegment(f"{where}, entry at byte {position}: {error}") from None
         end, epochs = body + length, -1
         if end > size or not length:
-            raise CorruptSegment(f"{where}, entry at byte {at}: not whole")
+            raise CorruptSegment(f"{where}, entry at byte {position}: not whole")
         if length >= _FIXED_BYTES_MIN and entries[body] == _SEGMENT:
             counted: int = INT32.unpack_from(entries, body + _COUNT_AT)[0]
             fixed_bytes = _FIXED_BYTES.get(entries[body + 1])
             if fixed_bytes and length == fixed_bytes + SEGMENT_EPOCH.size * counted:
                 epochs = counted
-        yield at, body, end, epochs
-        at = end
+        yield position, body, end, epochs
+        position = end
 
 
 def compact(entries: bytes, tp: TopicIdPartition, where: str) -> bytes:
@@ -452,10 +452,10 @@ def compact(entries: bytes, tp: TopicIdPartition, where: str) -> bytes:
     for begin, body, end, epochs in walk_entries(entries, where):
         raw = entries[begin:end]
         if epochs >= 0:
-            at = body + 2
+            position = body + 2
             state = entries[body + EPOCHS_AT + SEGMENT_EPOCH.size * epochs + _STATE_AT]
-            start = int.from_bytes(entries[at + START_AT : at + START_AT + 8], "big")
-            last[entries[at : at + START_AT]] = state, start, raw
+            start = int.from_bytes(entries[position + START_AT : position + START_AT + 8], "big")
+            last[entries[position : position + START_AT]] = state, start, raw
             continue
         if entries[body] == RecordType.CACHE_FILE_CHECKPOINT:
             continue
@@ -463,8 +463,8 @@ def compact(entries: bytes, tp: TopicIdPartition, where: str) -> bytes:
         if isinstance(event, RemoteLogSegmentMetadata):
             last[event.segment_id.id.bytes] = int(event.state), event.start_offset, raw
         elif isinstance(event, LogStartOffset):
-            known = log_starts.get(event.after_epoch, (-1, b""))
-            log_starts[event.after_epoch] = max(known, (event.offset, raw))
+            previous = log_starts.get(event.after_epoch, (-1, b""))
+            log_starts[event.after_epoch] = max(previous, (event.offset, raw))
         elif isinstance(event, LogHistoryRecord):
             history = raw
         elif isinstance(event, Restore):

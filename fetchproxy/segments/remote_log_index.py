@@ -107,10 +107,10 @@ def read_entry(raw: Buffer, at: int) -> RemoteLogIndexEntry:
 
 def entry_positions(raw: Buffer) -> Iterator[int]:
     """The byte at which each entry begins, in a whole index that was checked before."""
-    at = 0
-    while at < len(raw):
-        yield at
-        at += HEAD.unpack_from(raw, at)[1]
+    position = 0
+    while position < len(raw):
+        yield position
+        position += HEAD.unpack_from(raw, position)[1]
 
 
 def split_rdi(rdi: bytes) -> tuple[str, int]:
@@ -127,17 +127,17 @@ def split_rdi(rdi: bytes) -> tuple[str, int]:
     return key, int(position)
 
 
-def _checked_length(raw: Buffer, at: int) -> int:
-    """Bytes of the entry at `at`, after a check of magic, length and checksum."""
-    left = len(raw) - at
-    if at < 0 or left < FIXED_BYTES:
-        raise CorruptSegment(f"{left} bytes are not an entry")
-    magic, length, crc = HEAD.unpack_from(raw, at)
+def _checked_length(raw: Buffer, position: int) -> int:
+    """Bytes of the entry at `position`, after a check of magic, length and checksum."""
+    bytes_left = len(raw) - position
+    if position < 0 or bytes_left < FIXED_BYTES:
+        raise CorruptSegment(f"{bytes_left} bytes are not an entry")
+    magic, length, crc = HEAD.unpack_from(raw, position)
     if magic != _MAGIC:
         raise CorruptSegment(f"magic {magic}, not {_MAGIC}")
-    if length < FIXED_BYTES or length > left:
-        raise CorruptSegment(f"length {length}, {left} bytes are left")
-    computed_crc = crc32c(memoryview(raw)[at + HEAD.size : at + length])
+    if length < FIXED_BYTES or length > bytes_left:
+        raise CorruptSegment(f"length {length}, {bytes_left} bytes are left")
+    computed_crc = crc32c(memoryview(raw)[position + HEAD.size : position + length])
     if computed_crc != crc:
         raise CorruptSegment(f"checksum {computed_crc:#010x}, stored {crc:#010x}")
     return int(length)
@@ -183,8 +183,10 @@ class RemoteLogIndex:
         return index
 
     @classmethod
-    def take(cls, raw: bytes, at: int = 0) -> tuple[RemoteLogIndex, int, CorruptSegment | None]:
-        """(the sound entries from byte `at` on, the byte after them, the error there).
+    def take(
+        cls, raw: bytes, position: int = 0
+    ) -> tuple[RemoteLogIndex, int, CorruptSegment | None]:
+        """(the sound entries from byte `position` on, the byte after them, the error there).
 
         The error is None if the entries reach the end of `raw`. Another segment's entry is an
         error too; the next `take`, from there on, shows if it is sound.
@@ -192,14 +194,14 @@ class RemoteLogIndex:
         index = cls()
         view = memoryview(raw)
         plain = True
-        while at < len(raw):
+        while position < len(raw):
             try:
-                at = index._read_entry(raw, at)
+                position = index._read_entry(raw, position)
             except CorruptSegment as error:
-                return index, at, error
+                return index, position, error
             if plain:
-                at, plain = index._take_run(view, at)
-        return index, at, None
+                position, plain = index._take_run(view, position)
+        return index, position, None
 
     def _read_entry(self, raw: bytes, at: int) -> int:
         entry = read_entry(raw, at)
@@ -217,31 +219,32 @@ class RemoteLogIndex:
         self._first_timestamps.append(span.first_timestamp_ms)
         self.max_timestamps.append(span.max_timestamp_ms)
 
-    def _take_run(self, raw: memoryview, at: int) -> tuple[int, bool]:
-        """Takes the entries from `at` on that are as long as the first: (byte after them, sound).
+    def _take_run(self, raw: memoryview, position: int) -> tuple[int, bool]:
+        """Takes the entries from `position` on that are as long as the first: (byte after them,
+        sound).
 
         It makes the checks of `_read_entry` on whole columns, several times as fast. `sound`
         False: an entry is faulty, or only written in another way. `_read_entry` then finds the
         entry and its fault.
         """
         key = f"{self.object_key}#".encode()
-        size = HEAD.unpack_from(raw, at)[1] if len(raw) - at >= FIXED_BYTES else 0
+        size = HEAD.unpack_from(raw, position)[1] if len(raw) - position >= FIXED_BYTES else 0
         digits = size - FIXED_BYTES - len(key)
         if digits <= 0:
-            return at, True
+            return position, True
         entries = Struct(f">hhIqqqqih{len(key)}s{digits}s")
         rows: list[tuple[Any, ...]] = []  # Any: what Struct unpacks
-        for row in entries.iter_unpack(raw[at : len(raw) - (len(raw) - at) % size]):
+        for row in entries.iter_unpack(raw[position : len(raw) - (len(raw) - position) % size]):
             if row[1] != size or row[9] != key:
                 break  # a longer entry, or another segment's: the rows after it are out of place
             rows.append(row)
         if not rows:
-            return at, True
+            return position, True
         magics, _, crcs, firsts, lasts, first_stamps, max_stamps, lengths, rdi_sizes, _, texts = (
             zip(*rows, strict=True)
         )
         positions = list(accumulate(lengths, initial=self.size_bytes))[:-1]
-        ends = range(at + size, at + (len(rows) + 1) * size, size)
+        ends = range(position + size, position + (len(rows) + 1) * size, size)
         sound = (
             magics.count(_MAGIC) == rdi_sizes.count(size - FIXED_BYTES) == len(rows)
             and b"".join(texts) == "".join(map(str, positions)).encode()  # all equally wide
@@ -251,7 +254,7 @@ class RemoteLogIndex:
             and all(map(lt, chain((self.last_offset,), lasts), firsts))
         )
         if not sound:
-            return at, False
+            return position, False
         self._positions.extend(positions)
         self._lengths.extend(lengths)
         self.first_offsets.extend(firsts)

@@ -72,8 +72,8 @@ def merged_aborted(segments: Iterable[Iterable[AbortedTxn]]) -> tuple[AbortedTxn
     transactions: dict[tuple[int, int], AbortedTxn] = {}
     for entries in segments:
         for entry in entries:
-            known = transactions.get((entry.producer_id, entry.first_offset))
-            if known is None or entry.last_offset > known.last_offset:
+            previous = transactions.get((entry.producer_id, entry.first_offset))
+            if previous is None or entry.last_offset > previous.last_offset:
                 transactions[(entry.producer_id, entry.first_offset)] = entry
     return tuple(sorted(transactions.values(), key=lambda entry: entry.last_offset))
 

@@ -44,23 +44,23 @@ LEGAL_NEXT: dict[_State | None, frozenset[_State]] = {
 }
 
 
-def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
-    """Raises ValueError if `new` may not follow the `known` metadata of the segment.
+def check_update(recorded: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
+    """Raises ValueError if `new` may not follow the `recorded` metadata of the segment.
 
     Besides `LEGAL_NEXT`: a segment that was cut (unclean leader election) never grows again. So an
     old message that arrives late or twice cannot bring a dead lineage back.
     """
-    old = None if known is None else known.state
+    old = None if recorded is None else recorded.state
     if new.state is not old and new.state not in LEGAL_NEXT[old]:
         before = "a new segment" if old is None else old.name
         raise ValueError(f"invalid segment state transition: {before} to {new.state.name}")
     if (
-        known is not None
-        and known.state is new.state is _State.COPY_SEGMENT_FINISHED
-        and new.end_offset > known.end_offset
+        recorded is not None
+        and recorded.state is new.state is _State.COPY_SEGMENT_FINISHED
+        and new.end_offset > recorded.end_offset
     ):
         raise ValueError(
-            f"segment {new.segment_id.id} ends at {known.end_offset} and cannot be made to end "
+            f"segment {new.segment_id.id} ends at {recorded.end_offset} and cannot be made to end "
             f"at {new.end_offset} again"
         )
 

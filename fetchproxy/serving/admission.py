@@ -92,10 +92,10 @@ class ResponseBudget:
 
     def room(self) -> int:
         """Bytes for one more response now; 0: one batch may go, unless the budget is `full`."""
-        left = max(int(self._total_max * _CUT_SHARE) - self.bytes_in_use, 0)
-        if left < self._response_max:
+        bytes_left = max(int(self._total_max * _CUT_SHARE) - self.bytes_in_use, 0)
+        if bytes_left < self._response_max:
             LIMITS_REACHED.labels("remote_answers_bytes_max").inc()
-            return left
+            return bytes_left
         return self._response_max
 
     async def wait_for_room(self, deadline: float) -> bool:

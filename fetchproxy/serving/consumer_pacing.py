@@ -107,10 +107,10 @@ class _Cycle:
         self.given = 0
         self._points: list[tuple[float, int]] = []  # when a response left, records given before it
 
-    def add(self, records: int, at: float) -> None:
+    def add(self, records: int, time: float) -> None:
         if self._points:  # other connections' responses may come in another order
-            at = max(at, self._points[-1][0])
-        self._points.append((at, self.given))
+            time = max(time, self._points[-1][0])
+        self._points.append((time, self.given))
         self.given += records
         if len(self._points) > _POINTS_MAX:
             self._points = [*self._points[:-1:2], self._points[-1]]
@@ -176,9 +176,9 @@ class Lately:
         self._before = (now, 0, 0, 0)  # of the span before: begin, records, bytes, partitions
         self._partitions = 0
 
-    def add(self, at: float, records: int, size_bytes: int, partitions: int) -> None:
-        if at - self._begun_at >= LATELY_S:
-            self._roll_window(at)
+    def add(self, time: float, records: int, size_bytes: int, partitions: int) -> None:
+        if time - self._begun_at >= LATELY_S:
+            self._roll_window(time)
         self._records += records
         self._bytes += size_bytes
         self._partitions = max(self._partitions, partitions)
@@ -248,8 +248,8 @@ class ConsumerPace:
             self._grow(now)
         else:
             others = [other for other in others if other[0] >= self._cycle.begun_at]
-            for at, given in sorted([(responded_at, records), *others]):
-                self._cycle.add(given, at)
+            for time, record_count in sorted([(responded_at, records), *others]):
+                self._cycle.add(record_count, time)
             self._silent(now, responded_at, 1 + len(others))
         if not self.pace:
             return 0.0
@@ -348,13 +348,13 @@ class ConsumerPaces:
         )
         paced = paced and self._enabled
         subject = hash((client, frozenset(topic for topic, _ in partitions)))
-        known = self._known.get(subject, _NOTHING_KNOWN)
+        knowledge = self._known.get(subject, _NOTHING_KNOWN)
         if consumer is None:
-            consumer_pace = ConsumerPace(self.clock(), known.pace) if paced else self._unpaced
+            consumer_pace = ConsumerPace(self.clock(), knowledge.pace) if paced else self._unpaced
             label = client[0], client[1][:CLIENT_ID_SHOWN_MAX]
             consumer = Consumer(hash(client), label, software, subject, consumer_pace, {})
             consumers[consumer] = None
-        reader = Reader(self, consumer, node_id, known.record_bytes, paced)
+        reader = Reader(self, consumer, node_id, knowledge.record_bytes, paced)
         consumer.readers[node_id] = reader
         return reader
 

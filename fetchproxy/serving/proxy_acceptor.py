@@ -122,13 +122,13 @@ class _Gate(asyncio.BufferedProtocol):
         """The next protocol gets the bytes behind the header as if they came now."""
         assert self._transport is not None
         self._leave()
-        rest, self._data = self._data[header.size :], b""
+        remainder, self._data = self._data[header.size :], b""
         protocol = self._begin(header.client)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        if rest:
+        if remainder:
             # The protocol's own tasks begin first, as with bytes from the socket.
-            asyncio.get_running_loop().call_soon(_give, self._transport, protocol, rest)
+            asyncio.get_running_loop().call_soon(_give, self._transport, protocol, remainder)
 
     def _too_late(self) -> None:
         LIMITS_REACHED.labels("proxy_header_max_ms").inc()

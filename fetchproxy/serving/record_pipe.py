@@ -54,11 +54,11 @@ class RecordPipe:
             count = os.splice(source.fileno(), self._write_end, min(size, _PIPE_BYTES), flags=flags)
         except OSError:
             return NOTHING_MOVED
-        left = count
+        bytes_left = count
         with suppress(OSError):
-            while left:
-                left -= os.splice(self._read_end, target.fileno(), left, flags=flags)
-        return _Moved(count, self._rest(left))
+            while bytes_left:
+                bytes_left -= os.splice(self._read_end, target.fileno(), bytes_left, flags=flags)
+        return _Moved(count, self._rest(bytes_left))
 
     def _rest(self, size: int) -> bytes:
         pieces = []

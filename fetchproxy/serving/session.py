@@ -431,14 +431,14 @@ class ClientSession(ClientProtocol):
 
         Nothing else may be written meanwhile, so the client must be muted and no response due.
         """
-        left = [memoryview(piece) for piece in join_small(pieces)]
-        while left:
+        pieces_left = [memoryview(piece) for piece in join_small(pieces)]
+        while pieces_left:
             await self._writable.wait()
             await self._steps.begin()
             if self._transport is None or self._transport.is_closing():
                 return
-            left = write_step(self._transport, left)
-            if left:
+            pieces_left = write_step(self._transport, pieces_left)
+            if pieces_left:
                 await asyncio.sleep(0)  # a fast client must not keep the loop for a whole response
 
     # -- requests ----------------------------------------------------------------------------------
@@ -594,9 +594,9 @@ class RequestFraming(ABC, Generic[Handling]):
             self._whole_at = 0
             view, self._carry = memoryview(arrived), bytearray()
             self._left_in_turn = MESSAGES_A_TURN
-            rest = self._consume(view)
-            if rest < len(view):
-                self._carry = bytearray(view[rest:])
+            bytes_left = self._consume(view)
+            if bytes_left < len(view):
+                self._carry = bytearray(view[bytes_left:])
         elif not carry:
             self._carry = bytearray(view)
         if len(self._carry) > COUNTED_BYTES_MIN or self._accumulated:
@@ -653,11 +653,11 @@ class RequestFraming(ABC, Generic[Handling]):
         self._session.take_more()
 
     @staticmethod
-    def _wait_for_more(error: Truncated, there: int, whole: int) -> None:
-        """Raises WireError if the rest of a request, `whole` bytes in all, would not help."""
-        if there >= whole:
+    def _wait_for_more(error: Truncated, available_bytes: int, frame_bytes: int) -> None:
+        """Raises WireError if the rest of a request, `frame_bytes` bytes in all, would not help."""
+        if available_bytes >= frame_bytes:
             raise error
-        if there >= REQUEST_HEADER_BYTES_MAX:
+        if available_bytes >= REQUEST_HEADER_BYTES_MAX:
             raise MalformedMessage(
                 f"the beginning of a request is longer than {REQUEST_HEADER_BYTES_MAX} bytes"
             )
@@ -670,12 +670,12 @@ class RequestFraming(ABC, Generic[Handling]):
         return OtherProtocol(other)
 
     def _too_large(
-        self, size: int, head: RequestHead | None, limit: str, most: int
+        self, size: int, head: RequestHead | None, limit: str, bytes_max: int
     ) -> FrameTooLarge:
         """The refusal of a request, which the client will send again and again."""
         api = "a"
         if head is not None:
             api = ApiKey(head.api_key).name if is_known(head.api_key) else "an unknown"
-        message = f"{api} request of {size} bytes is larger than {limit} = {most}"
+        message = f"{api} request of {size} bytes is larger than {limit} = {bytes_max}"
         self._session.refused_as_too_large(limit, message)
         return FrameTooLarge(message, limit.rpartition(".")[2])

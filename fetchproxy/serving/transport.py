@@ -77,12 +77,12 @@ def write_step(transport: Transport, pieces: list[memoryview]) -> list[memoryvie
     One system call gives the socket up to SENT_BYTES_MAX. If the socket is full, and under TLS, the
     transport gets the next piece.
     """
-    left = _sent_at_once(transport, pieces)
-    if left and sum(map(len, pieces)) - sum(map(len, left)) < SENT_BYTES_MAX:
-        given = left[0][:_GIVEN_BYTES_MAX]
-        transport.write(given)
-        left = without_first(left, len(given))
-    return left
+    pieces_left = _sent_at_once(transport, pieces)
+    if pieces_left and sum(map(len, pieces)) - sum(map(len, pieces_left)) < SENT_BYTES_MAX:
+        piece = pieces_left[0][:_GIVEN_BYTES_MAX]
+        transport.write(piece)
+        pieces_left = without_first(pieces_left, len(piece))
+    return pieces_left
 
 
 def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memoryview]:

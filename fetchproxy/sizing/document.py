@@ -55,8 +55,8 @@ def example() -> str:
 
 
 def with_example(page: str) -> str:
-    before, _, rest = page.partition(_BEGINS)
-    _, _, after = rest.partition(_ENDS)
+    before, _, remainder = page.partition(_BEGINS)
+    _, _, after = remainder.partition(_ENDS)
     return f"{before}{_BEGINS}\n{example()}\n{_ENDS}{after}"
 
 
@@ -69,8 +69,8 @@ def with_figures(script: str) -> str:
 
 
 def main() -> None:
-    for file, made in ((SIZING_PAGE, with_example), (CALCULATOR, with_figures)):
-        file.write_text(made(file.read_text(encoding="utf-8")), encoding="utf-8")
+    for file, make_text in ((SIZING_PAGE, with_example), (CALCULATOR, with_figures)):
+        file.write_text(make_text(file.read_text(encoding="utf-8")), encoding="utf-8")
         typer.echo(f"wrote {file}")
 
 

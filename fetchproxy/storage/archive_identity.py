@@ -115,14 +115,14 @@ def encode_identity(identity: ArchiveIdentity) -> bytes:
 
 def parse_identity(content: bytes) -> ArchiveIdentity:
     """Ignores unknown lines, which later versions may add. Raises RemoteStorageError."""
-    first, newline, rest = content.partition(b"\n")
+    first, newline, remainder = content.partition(b"\n")
     version = parse_layout_version(first + newline)
     if version != LAYOUT_VERSION:
         named = "unknown" if version is None else f"version {version}"
         raise RemoteStorageError(
             f"the archive's layout is {named}; this program knows version {LAYOUT_VERSION}"
         )
-    lines = rest.decode(errors="replace").splitlines()
+    lines = remainder.decode(errors="replace").splitlines()
     fields = dict(line.split(" ", 1) for line in lines if " " in line)
     generation = parse_uuid(fields[_GENERATION]) if _GENERATION in fields else None
     if _GENERATION in fields and generation is None:

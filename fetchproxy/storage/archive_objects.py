@@ -130,9 +130,9 @@ class ArchiveObjects:
         """All objects of segments, even without metadata; a segment's objects are adjacent."""
         await self._identity.check()
         async for stored in self._listed(keys.partition_folder(self._prefix, tp)):
-            parsed = keys.parse_segment_key(self._prefix, stored.key)
-            if parsed is not None:
-                yield parsed, stored
+            segment_key = keys.parse_segment_key(self._prefix, stored.key)
+            if segment_key is not None:
+                yield segment_key, stored
 
     async def list_packed(self, tp: TopicIdPartition) -> AsyncIterator[SegmentRef]:
         """Each segment that has a `.packing`, even without metadata."""
@@ -144,16 +144,16 @@ class ArchiveObjects:
         self, folder: str, start_after: str = ""
     ) -> AsyncGenerator[StoredObject, None]:
         """Pauses for the event loop: stores give thousands at once, and each key is parsed."""
-        number, every = 0, self._store.list(folder, start_after)
+        number, objects = 0, self._store.list(folder, start_after)
         try:
-            async for stored in every:
+            async for stored in objects:
                 yield stored
                 number += 1
                 if not number % LISTED_AT_ONCE:
                     await asyncio.sleep(0)
         finally:
-            if isinstance(every, AsyncGenerator):
-                await every.aclose()  # so it does not request its next page
+            if isinstance(objects, AsyncGenerator):
+                await objects.aclose()  # so it does not request its next page
         if not number:
             await self._identity.check_still_there()
 
@@ -166,8 +166,8 @@ class ArchiveObjects:
     # --- segments' metadata, and objects of segments without metadata -----------------------------
 
     def segment_metadata_key(self, segment: AnySegment) -> str:
-        place = segment.segment_id, segment.start_offset
-        return keys.segment_key(self._prefix, *place, SegmentFile.METADATA)
+        id_and_start = segment.segment_id, segment.start_offset
+        return keys.segment_key(self._prefix, *id_and_start, SegmentFile.METADATA)
 
     @measured
     async def put_segment_metadata(self, segment: AnySegment, content: bytes) -> None:
@@ -343,9 +343,10 @@ class ArchiveObjects:
 
     async def _published_conditions(self, folder: str) -> list[ConditionsObject]:
         return [
-            ConditionsObject(*parsed, stored.key, stored.version)
+            ConditionsObject(*conditions_object, stored.key, stored.version)
             async for stored in self._store.list(folder)
-            if (parsed := keys.parse_conditions_key(self._prefix, stored.key)) is not None
+            if (conditions_object := keys.parse_conditions_key(self._prefix, stored.key))
+            is not None
         ]
 
     # --- mirrors: the places of the archive's copies, as `fetchproxy mirror` made them ------------

@@ -85,10 +85,10 @@ class AttachedObjectStore(ObjectStore):
         self._names_not_found: set[str] = set()  # names that were logged as not found
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as opened:
+        async with AsyncExitStack() as stack:
             for store in self._stores():
-                await opened.enter_async_context(store)
-            opened.pop_all()  # `close` closes them
+                await stack.enter_async_context(store)
+            stack.pop_all()  # `close` closes them
         return self
 
     async def put(self, key: str, content: bytes) -> None:
@@ -111,8 +111,8 @@ class AttachedObjectStore(ObjectStore):
             raise ObjectNotFound(key)
         if key == mount.description_here:
             return await self._description(mount, bytes_max)
-        there = await mount.attached.store.get(mount.key_there(key), bytes_max)
-        return self._renamed(key, mount, there)
+        key_there = await mount.attached.store.get(mount.key_there(key), bytes_max)
+        return self._renamed(key, mount, key_there)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         mount = self._mount(key)
@@ -148,10 +148,10 @@ class AttachedObjectStore(ObjectStore):
                     async for stored in mount.attached.store.list(mount.description_there):
                         yield replace(stored, key=mount.description_here)
             return
-        there = mount.key_there(start_after) if start_after.startswith(mount.here) else ""
-        if not there and start_after > mount.here:
+        key_there = mount.key_there(start_after) if start_after.startswith(mount.here) else ""
+        if not key_there and start_after > mount.here:
             return
-        async for stored in mount.attached.store.list(mount.key_there(prefix), there):
+        async for stored in mount.attached.store.list(mount.key_there(prefix), key_there):
             key = mount.here + stored.key[len(mount.there) :]
             if key != mount.hidden:
                 yield replace(stored, key=key)
@@ -190,12 +190,12 @@ class AttachedObjectStore(ObjectStore):
             topic = keys.parse_topic_folder(name)
             if topic is not None and topic[0] == attached.topic:
                 own_id = uuid5(topic[1], attached.name)
-                here = keys.topic_folder(self._prefix, attached.name, own_id)
+                own_folder = keys.topic_folder(self._prefix, attached.name, own_id)
                 topics.append(
                     _Mount(
                         attached,
                         topic[1],
-                        here,
+                        own_folder,
                         there=f"{attached.prefix}{name}/",
                         # It names the topic's cluster there; here it would be wrong.
                         hidden=keys.topic_cluster_key(self._prefix, attached.name, own_id),
@@ -245,17 +245,17 @@ class AttachedObjectStore(ObjectStore):
 
     def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
         """Metadata with the segment's topic id and name here. Other content is left as it is."""
-        parsed = keys.parse_segment_key(self._prefix, key)
-        if parsed is None or parsed.file is not SegmentFile.METADATA:
+        segment_key = keys.parse_segment_key(self._prefix, key)
+        if segment_key is None or segment_key.file is not SegmentFile.METADATA:
             return content
         try:
             metadata = decode_segment(content, key)
         except CorruptSegment:
             return content
-        there = keys.parse_segment_key(mount.attached.prefix, mount.key_there(key))
-        if there is None or metadata.segment_id != there.segment_id:
+        attached_key = keys.parse_segment_key(mount.attached.prefix, mount.key_there(key))
+        if attached_key is None or metadata.segment_id != attached_key.segment_id:
             return content  # another segment's metadata must not pass for this segment's
-        tp = parsed.segment_id.topic_id_partition
+        tp = segment_key.segment_id.topic_id_partition
         renamed = RemoteLogSegmentId(tp, metadata.segment_id.id)
         return encode_segment(replace(metadata, segment_id=renamed))
 

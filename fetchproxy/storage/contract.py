@@ -173,9 +173,9 @@ class ObjectStoreContract:
     async def test_of_many_that_make_it_at_once_one_does(self, store: ObjectStore) -> None:
         for number in range(5):
             contents = [b"%d" % each for each in range(8)]
-            made = await asyncio.gather(*(store.put_new(f"k/{number}", c) for c in contents))
-            assert made.count(True) == 1
-            assert await store.get(f"k/{number}") == contents[made.index(True)]
+            successes = await asyncio.gather(*(store.put_new(f"k/{number}", c) for c in contents))
+            assert successes.count(True) == 1
+            assert await store.get(f"k/{number}") == contents[successes.index(True)]
 
     async def test_the_version_stays_with_the_content(self, store: ObjectStore) -> None:
         await store.put("k", b"same")

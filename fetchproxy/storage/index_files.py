@@ -142,7 +142,7 @@ class LocalIndexFiles:
             first = index.first_offsets[0]
             raise ValueError(f"offsets {first} to {index.last_offset} after {self.base_offset}")
         relative_offsets = [offset - self.base_offset for offset in index.first_offsets]
-        positions = (self.log_bytes + at for at in entry_positions(raw))
+        positions = (self.log_bytes + position for position in entry_positions(raw))
         offsets = b"".join(map(OFFSET_ENTRY.pack, relative_offsets, positions))
         times = bytearray()
         latest_ms = self._latest_ms
@@ -217,11 +217,11 @@ class LocalIndexFiles:
             self._ends.append(positions[i] if i < len(positions) else len(raw))
         last = entry(len(positions) - 1)
         latest_ms, latest = TIME_ENTRY.unpack(times[-TIME_ENTRY.size :])
-        at = bisect_left(relative, latest)
-        if at == len(relative) or relative[at] != latest:
+        index = bisect_left(relative, latest)
+        if index == len(relative) or relative[index] != latest:
             return False
         self.last_offset, self._latest_ms = last.span.last_offset, latest_ms
-        return entry(at).span.max_timestamp_ms == latest_ms and positions[
+        return entry(index).span.max_timestamp_ms == latest_ms and positions[
             -1
         ] + last.size_bytes == len(raw)
 
@@ -347,8 +347,8 @@ class LocalRemoteLogIndex:
             raw = files.read(files.segments.index(mark))
         index, end, error = RemoteLogIndex.take(raw)
         if (index.object_key, index.size_bytes) != (key, size_bytes):
-            why = error or "it is missing"
-            raise CorruptSegment(f"remoteLogIndex entry {len(index)} at byte {end}: {why}")
+            reason = error or "it is missing"
+            raise CorruptSegment(f"remoteLogIndex entry {len(index)} at byte {end}: {reason}")
         return index
 
     def drop_from(self, segment: RemoteLogSegmentMetadata) -> None:

@@ -47,8 +47,8 @@ _LOOK_INTERVAL_S = 1.0
 def key_context(segment_id: RemoteLogSegmentId, digest: str) -> KeyContext:
     """`digest`: `Packing.digest`."""
     tp = segment_id.topic_id_partition
-    described = {"described": digest} if digest else {}
-    return described | {
+    description = {"described": digest} if digest else {}
+    return description | {
         "topic_id": uuid_text(tp.topic_id),
         "partition": str(tp.partition),
         "segment_id": uuid_text(segment_id.id),
@@ -299,10 +299,10 @@ class FileKeyRing(KeyRing):
 
     def _read_if_changed(self) -> tuple[Stamp, Keys]:
         """Raises ConfigError. A stamp from before the read: a later change is seen next time."""
-        seen = stamp_of(self._path)
-        if seen == self._seen and seen is not None:
-            return seen, self.keys
-        return seen, read_keys(self._path)
+        stamp = stamp_of(self._path)
+        if stamp == self._seen and stamp is not None:
+            return stamp, self.keys
+        return stamp, read_keys(self._path)
 
     @property
     def writes(self) -> bool:

@@ -85,9 +85,9 @@ def standing(prefix: str, stored: StoredObject) -> Standing | None:
     """The object as a part of its partition's state; None: it says nothing about that."""
     # A segment has four or more objects; only its metadata is needed, so no other key is parsed.
     if stored.key.endswith(_METADATA_SUFFIX):
-        parsed = keys.parse_segment_key(prefix, stored.key)
-        if parsed is not None:
-            return SegmentMetadataObject(parsed.segment_id, parsed.base_offset, stored)
+        segment_key = keys.parse_segment_key(prefix, stored.key)
+        if segment_key is not None:
+            return SegmentMetadataObject(segment_key.segment_id, segment_key.base_offset, stored)
     elif stored.key.endswith(_OTHER_SUFFIXES):
         return None
     elif (log_start := keys.parse_log_start_key(prefix, stored.key)) is not None:
@@ -155,7 +155,7 @@ async def take_topic_objects(
     Objects of a partition come in key order, partitions in any order. False: the topic has no
     object at all. Raises RemoteStorageError.
     """
-    folder, page, seen = keys.topic_folder(prefix, topic, topic_id), store.page_objects, False
+    folder, page, any_seen = keys.topic_folder(prefix, topic, topic_id), store.page_objects, False
     at_once = asyncio.Semaphore(PAGES_AT_ONCE)
 
     def take_found(stored: StoredObject) -> None:
@@ -167,11 +167,11 @@ async def take_topic_objects(
 
     async def take_part(digits: str, after: str) -> None:
         """List the objects after key `after` of partitions whose numbers begin with `digits`."""
-        nonlocal seen
-        number, every = 0, store.list(folder + digits, after)
+        nonlocal any_seen
+        number, objects = 0, store.list(folder + digits, after)
         async with at_once:
-            async for stored in every:
-                seen = True
+            async for stored in objects:
+                any_seen = True
                 take_found(stored)
                 number += 1
                 if page is not None and not number % page:
@@ -183,15 +183,15 @@ async def take_topic_objects(
                         break
                 if not number % _TAKEN_AT_ONCE:
                     await asyncio.sleep(0)
-            if isinstance(every, AsyncGenerator):
-                await every.aclose()  # so it does not request its next page
+            if isinstance(objects, AsyncGenerator):
+                await objects.aclose()  # so it does not request its next page
 
     try:
         async with asyncio.TaskGroup() as listing:
             listing.create_task(take_part("", ""))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return seen
+    return any_seen
 
 
 def divided(digits: str, key: str) -> tuple[str, list[str]]:
@@ -206,6 +206,6 @@ def divided(digits: str, key: str) -> tuple[str, list[str]]:
         return digits, []
     if len(first_folder) == len(digits):
         return digits, []
-    at = len(digits)
-    next_digit = int(first_folder[at]) + 1
-    return first_folder[: at + 1], [digits + str(digit) for digit in range(next_digit, 10)]
+    digit_count = len(digits)
+    next_digit = int(first_folder[digit_count]) + 1
+    return first_folder[: digit_count + 1], [digits + str(digit) for digit in range(next_digit, 10)]

@@ -128,7 +128,7 @@ class LogSegmentData:
 
     def small_objects(self) -> list[tuple[SegmentFile, bytes]]:
         """The existing files other than the log."""
-        every = (
+        file_kinds = (
             (SegmentFile.INDEX, self.index),
             (SegmentFile.TXN, self.txn),
             (SegmentFile.EPOCHS, self.epochs),
@@ -136,7 +136,7 @@ class LogSegmentData:
             (SegmentFile.TIME_INDEX, self.time_index),
             (SegmentFile.PRODUCER_SNAPSHOT, self.producer_snapshot),
         )
-        return [(file, content) for file, content in every if content is not None]
+        return [(file, content) for file, content in file_kinds if content is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,20 +224,22 @@ class PackedLogs:
         """Store the small files, the `.packing`, and the `.log` last. Raises OSError if the spool's
         disk fails.
         """
-        place = self._place(segment)
-        described = CopyDescription.of(segment)
-        data_key, cipher = await self._new_key(place, described)
+        segment_id = self._place(segment)
+        copy_description = CopyDescription.of(segment)
+        data_key, cipher = await self._new_key(segment_id, copy_description)
         for file, content in data.small_objects():
             await self._put_small(segment, file, content, cipher)
         compress = self._at_rest.compress and data.log_compressible
         path = data.log.with_name(data.log.name + _PACKED_SUFFIX)
         stop = threading.Event()
         try:
-            packing, crc = await asyncio.to_thread(_pack, data, path, place, compress, cipher, stop)
-            if packing.log_bytes != described.segment_size_bytes:
+            packing, crc = await asyncio.to_thread(
+                _pack, data, path, segment_id, compress, cipher, stop
+            )
+            if packing.log_bytes != copy_description.segment_size_bytes:
                 raise CorruptSegment(f"{data.log} has changed its size")
             if data_key is not None:
-                packing = replace(packing, key=data_key, copy_description=described)
+                packing = replace(packing, key=data_key, copy_description=copy_description)
             await self._put_packing(segment, packing)
             key = self._object_key(segment, SegmentFile.LOG)
             await self._store.put_file(key, path, settled=True)
@@ -249,13 +251,15 @@ class PackedLogs:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def _new_key(
-        self, place: RemoteLogSegmentId, described: CopyDescription
+        self, segment_id: RemoteLogSegmentId, copy_description: CopyDescription
     ) -> tuple[WrappedKey | None, Cipher | None]:
         """A key for one copy of a segment: each attempt has a new segment id, and so a new key."""
         if self._at_rest.keys is None or not self._at_rest.keys.writes:
             return None, None
         data_key = os.urandom(KEY_BYTES)
-        context = key_context(place, described.digest(place.topic_id_partition.topic))
+        context = key_context(
+            segment_id, copy_description.digest(segment_id.topic_id_partition.topic)
+        )
         wrapped = await self._at_rest.keys.wrap(data_key, context)
         return wrapped, AesGcm(data_key)
 
@@ -275,9 +279,9 @@ class PackedLogs:
         key = self._object_key(segment, file)
         if cipher is None:
             return check_not_empty(key, file, await self._store.get(key, bytes_max))
-        stored = await self._store.get(key, bytes_max + SEALED_BYTES_MORE)
+        sealed = await self._store.get(key, bytes_max + SEALED_BYTES_MORE)
         try:
-            return opened_file(cipher, file_label(self._place(segment), file), stored)
+            return opened_file(cipher, file_label(self._place(segment), file), sealed)
         except CorruptSegment as error:
             raise DamagedObject(f"{key}: {error}") from None
 
@@ -299,8 +303,8 @@ class PackedLogs:
 
     async def read(self, segment: AnySegment, byte_range: ByteRange) -> Content:
         """A range of the plain log. Raises as `RemoteStorageManager.fetch_log_segment`."""
-        opened = await self.opened(segment)
-        packing, key = opened.packing, self._object_key(segment, SegmentFile.LOG)
+        opened_log = await self.opened(segment)
+        packing, key = opened_log.packing, self._object_key(segment, SegmentFile.LOG)
         end = ByteRange(packing.stored_bytes, packing.stored_bytes + 1)
         if byte_range.start >= packing.log_bytes:
             await self._store.get_range(key, end)  # RangeNotSatisfiable, if intact
@@ -309,11 +313,13 @@ class PackedLogs:
         blocks = packing.stored_range(packing.blocks_of(in_log))
         # A range that goes past the log's end also asks whether the object has more bytes.
         in_object = ByteRange(blocks.start, end.end if in_log.end < byte_range.end else blocks.end)
-        stored = await self._store.get_range(key, in_object)
-        if len(stored) > blocks.length:
+        stored_bytes = await self._store.get_range(key, in_object)
+        if len(stored_bytes) > blocks.length:
             raise DamagedObject(f"{key}: goes on behind its last block")
         try:
-            return await asyncio.to_thread(unpacked, packing, opened.cipher, stored, in_log)
+            return await asyncio.to_thread(
+                unpacked, packing, opened_log.cipher, stored_bytes, in_log
+            )
         except CorruptSegment as error:
             raise DamagedObject(f"{key}: {error}") from None
 
@@ -321,9 +327,9 @@ class PackedLogs:
         """Raises RemoteStorageError, DamagedObject, MetadataChanged."""
         number = segment.segment_id.id.int
         block = self._opened.get(number)
-        opened = block or await self._opening.run(number, partial(self._open, segment))
-        self._check_described(segment, opened.packing.copy_description)
-        return opened
+        opened_log = block or await self._opening.run(number, partial(self._open, segment))
+        self._check_described(segment, opened_log.packing.copy_description)
+        return opened_log
 
     def opening(self, segment: AnySegment) -> SegmentOpening:
         return SegmentOpening(self, segment)
@@ -357,11 +363,13 @@ class PackedLogs:
     def join(self, name: Hashable, client: Hashable) -> None:
         self._turns.join(name, client)
 
-    def _check_described(self, segment: AnySegment, described: CopyDescription | None) -> None:
+    def _check_described(
+        self, segment: AnySegment, copy_description: CopyDescription | None
+    ) -> None:
         """Runs at each use, because metadata read again later may differ."""
-        if described is None or segment.stored_end_offset == END_UNKNOWN:
+        if copy_description is None or segment.stored_end_offset == END_UNKNOWN:
             return
-        if fault := described.fault(segment):
+        if fault := copy_description.fault(segment):
             key = self._object_key(segment, SegmentFile.METADATA)
             message = f"{key}: it differs from what the segment was encrypted with: {fault}"
             self._store.health.changed(segment, message)
@@ -374,10 +382,10 @@ class PackedLogs:
         """
         if not metadata.packed:
             return metadata
-        described = (await self.opened(metadata.ref.as_listed())).packing.copy_description
-        if described is None or described.start_offset != metadata.start_offset:
+        copy_description = (await self.opened(metadata.ref.as_listed())).packing.copy_description
+        if copy_description is None or copy_description.start_offset != metadata.start_offset:
             return metadata
-        return described.expected_metadata(metadata)
+        return copy_description.expected_metadata(metadata)
 
     async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """True if the segment is encrypted, and so its metadata proven. Raises as `opened`."""
@@ -418,10 +426,10 @@ class PackedLogs:
             self._locked.pop(number, None)  # when it is unlocked, another key may wrap it
             raise
         self._locked.pop(number, None)
-        opened = OpenedLog(packing, cipher)
+        opened_log = OpenedLog(packing, cipher)
         if packing.memory_bytes <= self._opened.maxsize:
-            self._opened[number] = opened
-        return opened
+            self._opened[number] = opened_log
+        return opened_log
 
     async def _data_key(self, segment: AnySegment, packing: Packing, wrapped: WrappedKey) -> bytes:
         keys = self._at_rest.keys
@@ -447,8 +455,8 @@ class PackedLogs:
             cipher = AesGcm(await self._data_key(segment, packing, packing.key))
         key = self._object_key(segment, SegmentFile.LOG)
         try:
-            stored = await self._store.get_range(key, packing.stored_range(range(1)))
-            unpacked(packing, cipher, stored, ByteRange(0, 1))
+            stored_bytes = await self._store.get_range(key, packing.stored_range(range(1)))
+            unpacked(packing, cipher, stored_bytes, ByteRange(0, 1))
         except RangeNotSatisfiable as error:
             raise DamagedObject(str(error)) from None
         except CorruptSegment as error:

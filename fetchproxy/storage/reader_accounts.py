@@ -234,10 +234,10 @@ class ReaderAccounts:
     async def _choose_shown(self) -> None:
         accounts = await collected(self.clients())
         with_series = [account for account in accounts if account.series is not None]
-        least = sorted(with_series, key=lambda one: one.bytes_lately)
+        smallest = sorted(with_series, key=lambda one: one.bytes_lately)
         hidden = (one for one in accounts if one.series is None)
-        most = heapq.nlargest(self._series_max, hidden, key=lambda one: one.bytes_lately)
-        for coming, going in zip(most, least, strict=False):
+        largest = heapq.nlargest(self._series_max, hidden, key=lambda one: one.bytes_lately)
+        for coming, going in zip(largest, smallest, strict=False):
             if coming.bytes_lately <= _PUSHES_OUT * going.bytes_lately:
                 break
             self._hide(going)

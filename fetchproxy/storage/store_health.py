@@ -356,10 +356,10 @@ class Refusals:
             del refused[next(iter(refused))]
         self._report(partition)
 
-    def readable(self, segment: AnySegment, place: Hashable) -> None:
+    def readable(self, segment: AnySegment, chunk_key: Hashable) -> None:
         partition = segment.segment_id.topic_id_partition
-        if place in self._of.get(partition, ()):
-            del self._of[partition][place]
+        if chunk_key in self._of.get(partition, ()):
+            del self._of[partition][chunk_key]
             self._report(partition)
 
     def forget(self, segment: AnySegment) -> None:
@@ -462,8 +462,8 @@ class StoreHealth:
 
     def _say_locked(self, key_id: str, why: str) -> None:
         count = len(self._locked[key_id])
-        which = "An encrypted segment" if count == 1 else f"{count} encrypted segments"
-        message = f"{which} cannot be read: {why}"
+        subject = "An encrypted segment" if count == 1 else f"{count} encrypted segments"
+        message = f"{subject} cannot be read: {why}"
         self._health.report(Condition(Kind.SEGMENTS_LOCKED, message, key_id))
 
     def changed(self, segment: AnySegment, message: str | None) -> None:
@@ -486,13 +486,13 @@ class StoreHealth:
         """Around a read of one of the segment's objects: if the store does not give this object
         out, that is a condition of its partition until it does.
         """
-        place = segment.segment_id.id, file
+        chunk_key = segment.segment_id.id, file
         try:
             yield
         except ObjectNotReadable as error:
-            self._refused.add(segment, place, str(error))
+            self._refused.add(segment, chunk_key, str(error))
             raise
-        self._refused.readable(segment, place)
+        self._refused.readable(segment, chunk_key)
 
     def forget(self, segment: AnySegment) -> None:
         """The segment was deleted."""

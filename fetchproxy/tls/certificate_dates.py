@@ -47,18 +47,18 @@ def not_after(der: bytes) -> int:
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
     """The tag and the content of each element. Raises IndexError and ValueError."""
-    at = 0
-    while at < len(der):
-        tag, length = der[at], der[at + 1]
-        at += 2
+    position = 0
+    while position < len(der):
+        tag, length = der[position], der[position + 1]
+        position += 2
         if length >= 0x80:  # the size of the length
             size = length & 0x7F
-            length = int.from_bytes(der[at : at + size])
-            at += size
-        if at + length > len(der):
+            length = int.from_bytes(der[position : position + size])
+            position += size
+        if position + length > len(der):
             raise ValueError("an element is cut off")
-        yield tag, der[at : at + length]
-        at += length
+        yield tag, der[position : position + length]
+        position += length
 
 
 def _epoch_seconds(tag: int, digits: str) -> int:

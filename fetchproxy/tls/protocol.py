@@ -99,19 +99,19 @@ class TlsProtocol(_SSLProtocol):  # type: ignore[misc]
     def _read_in_pieces(self, received: memoryview) -> None:
         """Decrypt piece by piece into the buffer of the protocol above, and call it once."""
         buffer = self._app_protocol_get_buffer(-1)
-        at, copied, size = 0, 0, len(buffer)
+        position, copied, size = 0, 0, len(buffer)
         read = self._sslobj.read
-        while at < len(received):
-            self._incoming.write(received[at : at + PIECE_BYTES])
-            at += PIECE_BYTES
+        while position < len(received):
+            self._incoming.write(received[position : position + PIECE_BYTES])
+            position += PIECE_BYTES
             try:
                 while copied < size and (count := read(size - copied, buffer[copied:])):
                     copied += count
             except _AGAIN:
                 continue
             break  # the buffer is full, or the other side has ended TLS
-        if at < len(received):
-            self._incoming.write(received[at:])
+        if position < len(received):
+            self._incoming.write(received[position:])
         if copied:
             self._app_protocol_buffer_updated(copied)
 
@@ -119,9 +119,9 @@ class TlsProtocol(_SSLProtocol):  # type: ignore[misc]
     def _write_appdata(self, list_of_data: Any) -> None:
         super()._write_appdata(list_of_data)
         waiting = self._write_backlog
-        for at, data in enumerate(waiting):
+        for index, data in enumerate(waiting):
             if isinstance(data, memoryview):  # a small rest would keep a large buffer in memory
-                waiting[at] = bytes(data)
+                waiting[index] = bytes(data)
 
     def _do_write(self) -> None:
         """Encrypt what waits while the socket takes it. If the connection is about to end, encrypt
@@ -136,16 +136,16 @@ class TlsProtocol(_SSLProtocol):  # type: ignore[misc]
         self._process_outgoing()
 
     def _write_some(self, data: memoryview) -> None:
-        at, end = 0, min(len(data), WRITTEN_BYTES)
+        position, end = 0, min(len(data), WRITTEN_BYTES)
         pieces = []
         try:
-            while at < end:
-                at += self._sslobj.write(data[at : min(at + PIECE_BYTES, end)])
+            while position < end:
+                position += self._sslobj.write(data[position : min(position + PIECE_BYTES, end)])
                 pieces.append(self._outgoing.read())
         finally:
-            self._write_buffer_size -= at
-            if at < len(data):
-                self._write_backlog.appendleft(data[at:])
+            self._write_buffer_size -= position
+            if position < len(data):
+                self._write_backlog.appendleft(data[position:])
             if pieces:
                 self._transport.write(b"".join(pieces))
 

@@ -135,9 +135,9 @@ class WorkersConsole(HttpConsole):
         rows = await asyncio.to_thread(_merged_rows, merge, texts.values())
         if by_name:
             rows = [row for row in rows if row["group"] > query.after]
-        page_rows, rest = rows[skipped : skipped + query.limit], rows[skipped + query.limit :]
-        last = page_rows[-1]["group"] if by_name and rest else str(skipped + query.limit)
-        page = {"items": page_rows, "next": last if rest else None}
+        page_rows, rows_after = rows[skipped : skipped + query.limit], rows[skipped + query.limit :]
+        last = page_rows[-1]["group"] if by_name and rows_after else str(skipped + query.limit)
+        page = {"items": page_rows, "next": last if rows_after else None}
         return web.json_response(page)
 
     async def _asked(self, path: str) -> dict[int, str]:

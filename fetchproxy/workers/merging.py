@@ -41,9 +41,13 @@ def merged_metrics(of_workers: Mapping[int, str], of_parent: str) -> str:
 
 def _labelled(sample: str, number: int) -> str:
     name_end = min(at for at in (sample.find("{"), sample.find(" ")) if at >= 0)
-    name, rest = sample[:name_end], sample[name_end:]
+    name, label_text = sample[:name_end], sample[name_end:]
     label = f'worker="{number}"'
-    return f"{name}{{{label},{rest[1:]}" if rest[0] == "{" else f"{name}{{{label}}}{rest}"
+    return (
+        f"{name}{{{label},{label_text[1:]}"
+        if label_text[0] == "{"
+        else f"{name}{{{label}}}{label_text}"
+    )
 
 
 def merged_status(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -108,8 +112,14 @@ def merged_conditions(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[di
     """Rows of `/api/conditions`, the worst first; what several workers report is there once."""
     merged: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in (row for rows in of_workers for row in rows):
-        place = row["kind"], row["subject"], row["topic"], row["partition"], row["first_offset"]
-        merged.setdefault(place, row)
+        condition_key = (
+            row["kind"],
+            row["subject"],
+            row["topic"],
+            row["partition"],
+            row["first_offset"],
+        )
+        merged.setdefault(condition_key, row)
     return sorted(merged.values(), key=_badness)
 
 
@@ -135,8 +145,8 @@ def _summed(
     """One row for each combination of `names`, with the sums of the other fields."""
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in (row for rows in of_workers for row in rows):
-        known = sums.setdefault(tuple(row[name] for name in names), dict.fromkeys(row))
+        row_sum = sums.setdefault(tuple(row[name] for name in names), dict.fromkeys(row))
         for name, value in row.items():
-            before = known[name]
-            known[name] = value if before is None or name in names else before + (value or 0)
+            before = row_sum[name]
+            row_sum[name] = value if before is None or name in names else before + (value or 0)
     return list(sums.values())

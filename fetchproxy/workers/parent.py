@@ -171,19 +171,19 @@ def _bound(config: Config) -> Iterator[int]:
     """The port of `gateway.listen`, which stays bound, so that no other program takes it while a
     worker is started again. Raises ConfigError if another program has it.
     """
-    at = parse_host_port(config.gateway.listen)
-    family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
+    address = parse_host_port(config.gateway.listen)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         if not config.gateway.share_ports:
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((at.host, at.port))
+                probe.bind((address.host, address.port))
         with socket.socket(family) as holder:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            holder.bind((at.host, at.port))
+            holder.bind((address.host, address.port))
             yield holder.getsockname()[1]
     except OSError as error:
         raise ConfigError(
-            f"gateway.listen = {at}: cannot listen there: {error.strerror}"
+            f"gateway.listen = {address}: cannot listen there: {error.strerror}"
         ) from error

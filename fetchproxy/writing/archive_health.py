@@ -98,13 +98,13 @@ def _before_uncertain(hole: Offsets, uncertain: Iterable[int]) -> Offsets | None
 
 def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offsets]:
     """The parts of `first` … `last` that are in any of `rising`."""
-    at = first
+    offset = first
     for hole in uncovered(first, last, rising):
-        if at < hole[0]:
-            yield at, hole[0] - 1
-        at = hole[1] + 1
-    if at <= last:
-        yield at, last
+        if offset < hole[0]:
+            yield offset, hole[0] - 1
+        offset = hole[1] + 1
+    if offset <= last:
+        yield offset, last
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> l
         conditions.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tp, message))
     if view.history == FIRST_HISTORY:
         return conditions
-    every = rlmm.list_remote_log_segments(tp)
-    aside = [s for s in every if s.is_finished and not view.history.shows(s)]
+    segments = rlmm.list_remote_log_segments(tp)
+    aside = [s for s in segments if s.is_finished and not view.history.shows(s)]
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
         message = (
@@ -215,10 +215,10 @@ def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> l
 
 
 def with_published_conditions(
-    conditions: Iterable[Condition], stored: Iterable[Condition], topic: str | None
+    conditions: Iterable[Condition], published: Iterable[Condition], topic: str | None
 ) -> tuple[Condition, ...]:
-    """`stored`: the archivers' conditions. `topic`: of it alone; None: all."""
-    return in_order([*conditions, *(one for one in stored if topic in (None, one.topic))])
+    """`published`: the archivers' conditions. `topic`: of it alone; None: all."""
+    return in_order([*conditions, *(one for one in published if topic in (None, one.topic))])
 
 
 async def partition_health(

@@ -67,8 +67,8 @@ class NotArchived:
     @property
     def what(self) -> str:
         """All but the partition's name."""
-        which = "" if self.offsets is None else "offsets {} to {}: ".format(*self.offsets)
-        return f"{which}{self.cause}; {self.remedy}"
+        range_words = "" if self.offsets is None else "offsets {} to {}: ".format(*self.offsets)
+        return f"{range_words}{self.cause}; {self.remedy}"
 
 
 class NotAllArchived(FetchProxyError):

@@ -202,8 +202,8 @@ class SegmentCopier:
             await asyncio.sleep(pause_s)
 
     def _is_recorded(self, finished: RemoteLogSegmentMetadata) -> bool:
-        known = self.rlmm.list_remote_log_segments(finished.topic_id_partition)
-        return any(one.segment_id == finished.segment_id and one.is_finished for one in known)
+        recorded = self.rlmm.list_remote_log_segments(finished.topic_id_partition)
+        return any(one.segment_id == finished.segment_id and one.is_finished for one in recorded)
 
     async def _delete_if_superseded(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """Whether another archiver took the unfinished copy for a dangling attempt and deleted it;

@@ -65,8 +65,8 @@ class LocalIndexRefresher:
         last = view.segments[-1].segment_id if view.segments else None
         # Enough to notice a change of the archive without a look at every segment.
         ends = view.log_start_offset, view.log_end_offset
-        seen = (len(view.segments), ends, last, index.losses)
-        if self._done.get(tp) == seen:
+        state = (len(view.segments), ends, last, index.losses)
+        if self._done.get(tp) == state:
             return False
         missing = await self._local.in_thread(self._missing, index, view)
         fetched = missing[:FETCHES_MAX]
@@ -88,7 +88,7 @@ class LocalIndexRefresher:
                 return True  # the next turn leaves it out and appends the rest
         if len(fetched) < len(missing):
             return True
-        self._done[tp] = seen
+        self._done[tp] = state
         return False
 
     def _missing(

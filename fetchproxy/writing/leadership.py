@@ -90,14 +90,14 @@ def assign(
     seconds.
     """
     topics = {topic for member in members.values() for topic in member.topics}
-    every = frozenset(
+    partitions = frozenset(
         (topic, number) for topic in topics for number in range(partition_counts.get(topic, 0))
     )
-    owners = _owners(members, every)
-    parts = _kept(members, owners, len(every))
+    owners = _owners(members, partitions)
+    parts = _kept(members, owners, len(partitions))
     takers = {topic: [m for m in sorted(members) if topic in members[m].topics] for topic in topics}
     loads = {member_id: len(part) for member_id, part in parts.items()}
-    for partition in sorted(every.difference(*parts.values())):
+    for partition in sorted(partitions.difference(*parts.values())):
         taker = min(takers[partition[0]], key=loads.__getitem__)
         loads[taker] += 1
         if owners.get(partition, taker) == taker:
@@ -105,11 +105,13 @@ def assign(
     return parts
 
 
-def _owners(members: Mapping[str, Member], every: frozenset[Partition]) -> dict[Partition, str]:
+def _owners(
+    members: Mapping[str, Member], partitions: frozenset[Partition]
+) -> dict[Partition, str]:
     owners: dict[Partition, str] = {}
     for member_id in sorted(members, key=lambda m: (members[m].generation, m)):
         member = members[member_id]
-        for partition in member.owned & every:
+        for partition in member.owned & partitions:
             if partition[0] in member.topics:
                 owners[partition] = member_id
     return owners
@@ -123,10 +125,10 @@ def _kept(
     for partition in sorted(owners):
         owned[owners[partition]].append(partition)
     even, remainder = divmod(count, len(members)) if members else (0, 0)
-    kept: dict[str, set[Partition]] = {}
+    kept_by_member: dict[str, set[Partition]] = {}
     for rank, member_id in enumerate(sorted(owned, key=lambda m: (-len(owned[m]), m))):
-        kept[member_id] = set(owned[member_id][: even + (rank < remainder)])
-    return kept
+        kept_by_member[member_id] = set(owned[member_id][: even + (rank < remainder)])
+    return kept_by_member
 
 
 class ConsumerGroupLeadership(Leadership, GroupDuties):

@@ -209,9 +209,9 @@ class LogTruncation:
         epochs, lineage = rising(segment.leader_epochs), archive.lineage
         if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
             raise LogDiverged(f"{segment.tp}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
-        whole, joints = joints_of(archive.compared, archive.archive_end, segment)
+        whole_end, joints = joints_of(archive.compared, archive.archive_end, segment)
         end = segment.end_offset + 1
-        shared, compared = await self._compare(segment.tp, whole, end, joints)
+        shared, compared = await self._compare(segment.tp, whole_end, end, joints)
         if shared < end:
             raise LogDiverged(f"{segment.tp}: accumulated to {end}, the leader's log from {shared}")
         await self._check_same_leader(segment)
@@ -399,8 +399,8 @@ class LogTruncation:
             if span.last_offset <= clipped.end_offset:
                 latest = max(latest, span.max_timestamp_ms)
             elif span.first_offset <= clipped.end_offset:
-                where = ByteRange(span.position, span.end)
-                for header in walk(await self.rsm.fetch_log_segment(clipped, where)):
+                byte_range = ByteRange(span.position, span.end)
+                for header in walk(await self.rsm.fetch_log_segment(clipped, byte_range)):
                     if header.last_offset <= clipped.end_offset:
                         latest = max(latest, header.max_timestamp)
         return latest

@@ -97,8 +97,8 @@ def still_stand(
 ) -> bool:
     """Whether each of `sources` is unchanged and no other segment has a copy of its offsets."""
     ids = {source.segment_id for source in sources}
-    known = {s.segment_id: s for s in _mergeable(segments, view) if s.segment_id in ids}
-    return all(known.get(source.segment_id) == source for source in sources)
+    segment_by_id = {s.segment_id: s for s in _mergeable(segments, view) if s.segment_id in ids}
+    return all(segment_by_id.get(source.segment_id) == source for source in sources)
 
 
 def merged_epochs(sources: Iterable[RemoteLogSegmentMetadata]) -> tuple[EpochStart, ...]:
@@ -119,12 +119,12 @@ def _mergeable(
         (s for s in segments if s.is_finished), key=lambda s: (s.start_offset, s.end_offset)
     )
     mergeable: list[RemoteLogSegmentMetadata] = []
-    reached = -1
+    end_offset = -1
     for segment, after in zip_longest(finished, finished[1:]):
-        overlaps = segment.start_offset <= reached or (
+        overlaps = segment.start_offset <= end_offset or (
             after is not None and after.start_offset <= segment.end_offset
         )
-        reached = max(reached, segment.end_offset)
+        end_offset = max(end_offset, segment.end_offset)
         if not overlaps and _may_be_merged(segment, view):
             mergeable.append(segment)
     return mergeable
@@ -323,7 +323,7 @@ class PartitionMerger:
         if look is None:
             return [], []
         groups = plan_merges(*look, bytes_max=self.bytes_max)
-        plain: dict[RemoteLogSegmentId, str] = {}
+        key_by_segment: dict[RemoteLogSegmentId, str] = {}
         if not self.rsm.encrypts or self.encrypt_plain:
             return groups, []
         planned: set[RemoteLogSegmentId] = set()
@@ -331,9 +331,9 @@ class PartitionMerger:
             planned.update(segment.segment_id for segment in new)
             for segment in new:
                 if not await self._is_encrypted(segment):
-                    plain[segment.segment_id] = f"{_place(segment)}: {_NOT_ENCRYPTED}"
-            groups = plan_merges(*look, bytes_max=self.bytes_max, left_out=plain)
-        return groups, list(plain.values())
+                    key_by_segment[segment.segment_id] = f"{_place(segment)}: {_NOT_ENCRYPTED}"
+            groups = plan_merges(*look, bytes_max=self.bytes_max, left_out=key_by_segment)
+        return groups, list(key_by_segment.values())
 
     async def _is_encrypted(self, segment: RemoteLogSegmentMetadata) -> bool:
         """True also if its packing is missing or does not open: then the merge fails and says
@@ -372,7 +372,7 @@ class PartitionMerger:
     async def _carry_out(self, done: MergedPartition) -> None:
         tp = done.tp
         groups, refused = await self._plan(tp)
-        done.refused += [why for why in refused if why not in done.refused]
+        done.refused += [reason for reason in refused if reason not in done.refused]
         for sources in groups:
             try:
                 finished = await self._merge(sources)
@@ -383,9 +383,9 @@ class PartitionMerger:
             except (CorruptSegment, ObjectNotFound) as error:
                 if await self._stand(sources):
                     offsets = f"{sources[0].start_offset} to {sources[-1].end_offset}"
-                    why = f"{tp}, offsets {offsets}: {error}"
+                    reason = f"{tp}, offsets {offsets}: {error}"
                     to = done.unread if error.retriable else done.refused
-                    to += [] if why in to else [why]
+                    to += [] if reason in to else [reason]
                     self._note("merge_refused", sources, error, hint="run fetchproxy verify")
                 else:
                     done.overtaken += 1  # a source was deleted during the read
@@ -398,8 +398,8 @@ class PartitionMerger:
         tp = sources[0].topic_id_partition
         writer = SegmentWriter(tp, sources[0].start_offset, self.spool)
         try:
-            whole, lineage = await merged_log(self.rsm, sources, writer, self.chunk_bytes)
-            finished = await self.copier.copy(whole, lineage, lambda: self._confirm(sources))
+            whole_log, lineage = await merged_log(self.rsm, sources, writer, self.chunk_bytes)
+            finished = await self.copier.copy(whole_log, lineage, lambda: self._confirm(sources))
         finally:
             await writer.discard()
         log.info(

@@ -129,10 +129,14 @@ class OwnArchive:
             if await self._identity.create(examination.here) == examination.here:
                 self._log("archive_created", examination.here)
             examination = await self.examine()  # a faster process may have made it
-        there, here = examination.there, examination.here
-        if self.archives and there is not None and there.completed(here) != there:
-            await self._identity.state(there.completed(here))
-            self._log("archive_claimed", here)
+        stored_identity, own_identity = examination.there, examination.here
+        if (
+            self.archives
+            and stored_identity is not None
+            and stored_identity.completed(own_identity) != stored_identity
+        ):
+            await self._identity.state(stored_identity.completed(own_identity))
+            self._log("archive_claimed", own_identity)
         if self.archives:
             await asyncio.to_thread(_remember, examination.marker)
         self._report_mirror()
@@ -140,23 +144,25 @@ class OwnArchive:
 
     async def examine(self) -> _Examined:
         """What is there, and whether it is our own. Writes nothing. Raises as `confirm`."""
-        there = await self._identity.look()
-        if there is None and not self.archives:
+        stored_identity = await self._identity.look()
+        if stored_identity is None and not self.archives:
             await self._identity.check()
         by_cluster = not self.config.archive_only.enabled
         cluster_id = await self.cluster.cluster_id() if by_cluster else None
-        here = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.recorded_name)
+        own_identity = ArchiveIdentity(
+            self.uuid_factory(), cluster_id, self.config.metadata.recorded_name
+        )
         spool_dir = self.config.archive.spool_dir
         marker = await asyncio.to_thread(_marker, spool_dir, cluster_id, self._place)
         was_seen = self.archives and await asyncio.to_thread(_was_seen, marker)
-        if there is None:
+        if stored_identity is None:
             if self.archives:
                 await self._check_none_expected(was_seen)
-            return _Examined(None, here, marker)
-        check_is_of_cluster(there, cluster_id)
+            return _Examined(None, own_identity, marker)
+        check_is_of_cluster(stored_identity, cluster_id)
         if self.archives and not self.create and not was_seen:
             await self._check_has_what_was_trimmed()
-        return _Examined(there, here, marker)
+        return _Examined(stored_identity, own_identity, marker)
 
     @staticmethod
     def _log(event: str, identity: ArchiveIdentity) -> None:
@@ -181,8 +187,10 @@ class OwnArchive:
         is_published = await self._try(self._tell)
         while True:
             await asyncio.sleep(ARCHIVE_LOOK_INTERVAL_S)
-            there = await self._try(self._look)
-            if there and (not is_published or self.health.reported(Kind.PARTITIONS_UNKNOWN)):
+            stored_identity = await self._try(self._look)
+            if stored_identity and (
+                not is_published or self.health.reported(Kind.PARTITIONS_UNKNOWN)
+            ):
                 is_published = await self._try(self._tell)
 
     async def _look(self) -> None:
@@ -225,10 +233,10 @@ class OwnArchive:
         """Report problems that otherwise the first reader would find."""
         # The store first: a new copy is in the topic before it is in the store.
         by_topic = self.config.metadata.manager == "topic"
-        stored = await self._objects.list_partitions() if by_topic else []
+        stored_tps = await self._objects.list_partitions() if by_topic else []
         partitions = set(await self.rlmm.list_partitions())
         log.info("archive_found", partitions=len(partitions))
-        unknown = [tp for tp in stored if tp not in partitions]
+        unknown = [tp for tp in stored_tps if tp not in partitions]
         if not unknown:
             self.health.clear(Kind.PARTITIONS_UNKNOWN)
             return
@@ -258,15 +266,15 @@ class OwnArchive:
 
     async def _check_has_what_was_trimmed(self) -> None:
         """For a place new to this machine: it may be another archive of the same cluster."""
-        known = {tp.topic_id for tp in await self.rlmm.list_partitions()}
-        there = f"the archive at {self._place} has none of the topics of archive.topics"
-        await self._check_nothing_trimmed(there, known)
+        topic_ids = {tp.topic_id for tp in await self.rlmm.list_partitions()}
+        message_start = f"the archive at {self._place} has none of the topics of archive.topics"
+        await self._check_nothing_trimmed(message_start, topic_ids)
 
-    async def _check_nothing_trimmed(self, there: str, known: Set[UUID]) -> None:
-        """Archivers trim only archived records. `known`: the topics of this archive."""
+    async def _check_nothing_trimmed(self, message_start: str, topic_ids: Set[UUID]) -> None:
+        """Archivers trim only archived records. `topic_ids`: the topics of this archive."""
         pattern, metadata_topic = self.config.archive.topics or "", self.config.metadata.topic_name
         topics = matching_topics(pattern, await self.cluster.topics(0), metadata_topic)
-        if not known.isdisjoint(topic.topic_id for topic in topics):
+        if not topic_ids.isdisjoint(topic.topic_id for topic in topics):
             return
         tps = partitions_of([topic for topic in topics if await self._trims(topic)])
         now = asyncio.get_running_loop().time()
@@ -276,7 +284,7 @@ class OwnArchive:
                 raise offsets
             if offsets.log_start_offset > 0:
                 raise ConfigError(
-                    f"store.url: {there}. The brokers have no records of {tp} below offset "
+                    f"store.url: {message_start}. The brokers have no records of {tp} below offset "
                     f"{offsets.log_start_offset}; with local_retention these may be only in an "
                     "archive. Is store.url correct? To create a new archive there, use --create"
                 )

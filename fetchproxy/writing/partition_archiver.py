@@ -231,10 +231,10 @@ class PartitionArchiver:
         accumulated data. Raises `error` if it does not continue the archive either, or is damaged
         itself.
         """
-        place = (resumed.position, self.truncation.leader_epoch(self.tp))
-        if not self._accumulated or self._accumulated_anew_at == place:
+        position_and_epoch = (resumed.position, self.truncation.leader_epoch(self.tp))
+        if not self._accumulated or self._accumulated_anew_at == position_and_epoch:
             raise error
-        self._accumulated_anew_at = place
+        self._accumulated_anew_at = position_and_epoch
         self._note_dropped(resumed.position, error)
         await self.release()
         return True
@@ -441,14 +441,14 @@ class ManagedPartition:
         `log_offsets`: of the brokers' log, read independently of the turns.
         """
         retention_used, deleted_in_ms = self.watch.margin(self.tp)
-        known, view = self.archiver.status(), self.view
-        start, end = known.archive_start, known.archive_end
-        bytes_per_offset = known.bytes_per_offset
+        archiver_status, view = self.archiver.status(), self.view
+        start, end = archiver_status.archive_start, archiver_status.archive_end
+        bytes_per_offset = archiver_status.bytes_per_offset
         if view is not None:
             start = start if view.log_start_offset is None else view.log_start_offset
             end = view.log_end_offset if end is None else end
             bytes_per_offset = _bytes_per_offset(view) or bytes_per_offset
-        log_start, stable = known.log_start_offset, known.last_stable_offset
+        log_start, stable = archiver_status.log_start_offset, archiver_status.last_stable_offset
         high_watermark = None
         if log_offsets is not None and self.leads:
             # Log start and last stable offset only rise, except in a log that begins again.
@@ -456,7 +456,7 @@ class ManagedPartition:
             stable = max(log_offsets.last_stable_offset, 0 if self.stopped else stable or 0)
             high_watermark = max(log_offsets.high_watermark, stable)
         return replace(
-            known,
+            archiver_status,
             archive_start=start,
             archive_end=end,
             log_start_offset=log_start,
@@ -533,9 +533,9 @@ class ManagedPartition:
         """The archive knows when its last segment was copied, by whichever process."""
         if self.leads and self.view is not None and self.view.segments:
             ago_s = max(now_ms - self.view.segments[-1].event_timestamp_ms, 0) / 1000
-            at = asyncio.get_running_loop().time() - ago_s
+            time = asyncio.get_running_loop().time() - ago_s
             for activity in (Activity.COPY, Activity.METADATA_WRITE):
-                LAST_SUCCESSES.note(activity, at)
+                LAST_SUCCESSES.note(activity, time)
 
     async def drop(self) -> None:
         """Another archiver, or none, manages the partition from now on."""

@@ -128,15 +128,15 @@ def deleted_in(
 
     `by_bytes`: the used share of their bytes. `trend`: that share before, and how long (ms) before.
     """
-    left = []
+    times_left = []
     if age_ms is not None and limits.ms is not None:
-        left.append(max(limits.ms - age_ms, 0))
+        times_left.append(max(limits.ms - age_ms, 0))
     since, for_ms = trend
     if by_bytes is not None and by_bytes >= 1:
-        left.append(0)
+        times_left.append(0)
     elif by_bytes is not None and by_bytes > since and for_ms > 0:
-        left.append(round((1 - by_bytes) / (by_bytes - since) * for_ms))
-    return min(left, default=None)
+        times_left.append(round((1 - by_bytes) / (by_bytes - since) * for_ms))
+    return min(times_left, default=None)
 
 
 def retention_used(
@@ -281,26 +281,26 @@ class PartitionWatch:
             health.clear(kind, self._disk)
             return
         first, error = next(iter(self._disk_errors.items()))
-        which = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
-        known = [ms for tp in self._disk_errors if (ms := self.margin(tp)[1]) is not None]
-        least_ms = min(known, default=None)
+        subject = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
+        margins_ms = [ms for tp in self._disk_errors if (ms := self.margin(tp)[1]) is not None]
+        least_ms = min(margins_ms, default=None)
         message = (
-            f"The archiver's disk fails ({self._disk}: {error}): until it has room again {which} "
+            f"The archiver's disk fails ({self._disk}: {error}): until it has room again {subject} "
             f"not archived; {until(least_ms)}"
         )
         health.report(Condition(kind, message, self._disk, until=deleted_at(least_ms)))
 
     def _look_at_not_led(self, now: float) -> None:
         kind, health = Kind.PARTITIONS_NOT_LED, self._published_conditions.health
-        long = {tp: at for tp, at in self._not_led.items() if now - at >= NOT_LED_MIN_S}
+        long = {tp: since for tp, since in self._not_led.items() if now - since >= NOT_LED_MIN_S}
         if not long:
             health.clear(kind)
             return
         first = min(long)
-        which = f"{first} is" if len(long) == 1 else f"{first} and {len(long) - 1} more are"
+        subject = f"{first} is" if len(long) == 1 else f"{first} and {len(long) - 1} more are"
         message = (
-            f"{which} not archived: no archiver with archive.log_dirs runs beside the broker that "
-            "leads them, or it does not archive them"
+            f"{subject} not archived: no archiver with archive.log_dirs runs beside the broker "
+            "that leads them, or it does not archive them"
         )
         health.report(Condition(kind, message, since=min(long.values())))
 
@@ -317,8 +317,8 @@ class PartitionWatch:
 
     def least_deleted_in_ms(self) -> int | None:
         """Least time until the brokers delete unarchived records, over all partitions."""
-        known = [watched.deleted_in_ms for watched in self._watched.values()]
-        return min((ms for ms in known if ms is not None), default=None)
+        times_ms = [watched.deleted_in_ms for watched in self._watched.values()]
+        return min((ms for ms in times_ms if ms is not None), default=None)
 
     def _look_at_margin(
         self, status: PartitionArchiveStatus, watched: _Watched, age_ms: int | None, now_ms: int
@@ -430,12 +430,12 @@ class PartitionWatch:
         first_ms = status.first_unarchived_ms
         if first_ms is None:
             first_ms = self._read_ms(status, watched, now_ms)
-        known = [
+        ages_ms = [
             moment
             for moment in (first_ms, watched.waiting_since_ms)
             if moment is not None and moment >= 0
         ]
-        return max(now_ms - min(known), 0) if known else None
+        return max(now_ms - min(ages_ms), 0) if ages_ms else None
 
     def _read_ms(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int

@@ -75,11 +75,11 @@ class PublishedConditions:
             self._unpublished.discard((kind, tp))
 
     def merged(
-        self, stored: Mapping[ConditionsObject, Condition], now: float
+        self, published: Mapping[ConditionsObject, Condition], now: float
     ) -> Iterator[Condition]:
-        """This archiver's, and those of `stored` that others have decided. In no order."""
+        """This archiver's, and those of `published` that others have decided. In no order."""
         yield from self.health.all(now)
-        for one, condition in stored.items():
+        for one, condition in published.items():
             if one.tp not in self._decided.get(one.name, ()):
                 yield condition
 
@@ -124,38 +124,40 @@ class PublishedConditions:
 
 # --- in the store ---
 async def read_published_conditions(
-    objects: ArchiveObjects, known: Mapping[ConditionsObject, Condition] = MappingProxyType({})
+    objects: ArchiveObjects, cached: Mapping[ConditionsObject, Condition] = MappingProxyType({})
 ) -> dict[ConditionsObject, Condition]:
-    """The archive's. Those in `known` are not read again. Raises RemoteStorageError."""
-    listed = await objects.list_published_conditions()
-    conditions = {one: known.get(one) for one in listed}
+    """The archive's. Those in `cached` are not read again. Raises RemoteStorageError."""
+    listed_objects = await objects.list_published_conditions()
+    conditions = {one: cached.get(one) for one in listed_objects}
 
-    async def read(one: ConditionsObject) -> None:
+    async def read(listed_object: ConditionsObject) -> None:
         try:
-            raw = await objects.get_conditions(one)
-            conditions[one] = None if raw is None else _decode(raw, one)
+            raw = await objects.get_conditions(listed_object)
+            conditions[listed_object] = None if raw is None else _decode(raw, listed_object)
         except DamagedObject as damage:
-            conditions[one] = of_partition(one.name, one.tp, str(damage))
+            conditions[listed_object] = of_partition(
+                listed_object.name, listed_object.tp, str(damage)
+            )
 
-    await for_each([one for one in listed if conditions[one] is None], read, _READ_AT_ONCE)
+    await for_each([one for one in listed_objects if conditions[one] is None], read, _READ_AT_ONCE)
     return {one: condition for one, condition in conditions.items() if condition is not None}
 
 
-def encode_conditions(one: Condition) -> bytes:
+def encode_conditions(condition: Condition) -> bytes:
     """{"version": 1, "what": "…"}, with "first_offset" and "last_offset" if there are offsets."""
-    offsets = {"first_offset": one.first_offset, "last_offset": one.last_offset}
-    fields = {"version": _VERSION, "what": one.what}
-    known = {name: value for name, value in offsets.items() if value is not None}
-    return json_document(fields | known)
+    offsets = {"first_offset": condition.first_offset, "last_offset": condition.last_offset}
+    fields = {"version": _VERSION, "what": condition.what}
+    known_offsets = {name: value for name, value in offsets.items() if value is not None}
+    return json_document(fields | known_offsets)
 
 
-def _decode(raw: bytes, listed: ConditionsObject) -> Condition:
+def _decode(raw: bytes, conditions_object: ConditionsObject) -> Condition:
     """An unreadable one is reported too: its name tells most."""
     try:
-        what, offsets = decode_document(raw, listed.key, _VERSION, _statement)
+        what, offsets = decode_document(raw, conditions_object.key, _VERSION, _statement)
     except CorruptSegment as error:
         what, offsets = str(error), None
-    return of_partition(listed.name, listed.tp, what, offsets)
+    return of_partition(conditions_object.name, conditions_object.tp, what, offsets)
 
 
 def _statement(fields: JsonFields) -> tuple[str, Offsets | None]:

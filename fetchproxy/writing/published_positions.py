@@ -84,9 +84,9 @@ class PublishedPositions:
         positions: dict[tuple[UUID, int], int] = {}
         for piece in pieces(list(self.tps())):
             for tp in piece:
-                at = self.archiver_position(tp)
-                if at is not None:
-                    positions[tp.topic_id, tp.partition] = at
+                position = self.archiver_position(tp)
+                if position is not None:
+                    positions[tp.topic_id, tp.partition] = position
             await asyncio.sleep(0)
         return positions, self.operator_notes({topic_id for topic_id, _ in positions})
 
@@ -109,12 +109,15 @@ class PublishedPositions:
         now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
-                seen: dict[str, tuple[str, float]] = {}
+                seen_by_key: dict[str, tuple[str, float]] = {}
                 async for stored in self.objects.list_archiver_positions():
                     version, since = self._seen.get(stored.key, ("", now))
-                    seen[stored.key] = (stored.version, since if version == stored.version else now)
-                self._seen = seen
-                for key, (_, since) in seen.items():
+                    seen_by_key[stored.key] = (
+                        stored.version,
+                        since if version == stored.version else now,
+                    )
+                self._seen = seen_by_key
+                for key, (_, since) in seen_by_key.items():
                     if key != self.key and now - since >= _ABANDONED_AFTER_S:
                         await self.objects.delete_archiver_positions(key)
         except (RemoteStorageError, TimeoutError) as error:

@@ -111,14 +111,20 @@ class PartitionArchiveStatus:
     @property
     def log_end(self) -> int | None:
         """The brokers' retention does not know the last stable offset: all below this may go."""
-        known = [at for at in (self.high_watermark, self.last_stable_offset) if at is not None]
-        return max(known, default=None)
+        known_offsets = [
+            offset
+            for offset in (self.high_watermark, self.last_stable_offset)
+            if offset is not None
+        ]
+        return max(known_offsets, default=None)
 
     @property
     def first_unarchived(self) -> int | None:
         """The first offset on the brokers that is not archived; the log's end if there is none."""
-        known = [at for at in (self.log_start_offset, self.archive_end) if at is not None]
-        return max(known, default=None)
+        known_offsets = [
+            offset for offset in (self.log_start_offset, self.archive_end) if offset is not None
+        ]
+        return max(known_offsets, default=None)
 
     @property
     def lag_offsets(self) -> int | None:
@@ -145,10 +151,10 @@ def publish(status: PartitionArchiveStatus) -> None:
     """Set the partition's gauges; unknown values stay as they were. Its counters start at 0 when it
     is led here: otherwise `increase()` does not see a first gap.
     """
-    place = (status.tp.topic, str(status.tp.partition))
-    if place not in metrics.series_of(metrics.ARCHIVE_GAPS):
+    label_values = (status.tp.topic, str(status.tp.partition))
+    if label_values not in metrics.series_of(metrics.ARCHIVE_GAPS):
         for counter in (metrics.ARCHIVE_GAPS, metrics.ARCHIVE_TRUNCATED_OFFSETS):
-            counter.labels(*place)
+            counter.labels(*label_values)
         for counter in (
             metrics.REMOTE_COPY_REQUESTS,
             metrics.REMOTE_COPY_BYTES,
@@ -158,7 +164,7 @@ def publish(status: PartitionArchiveStatus) -> None:
     for field, gauge in _GAUGES.items():
         value = getattr(status, field)
         if value is not None:
-            gauge.labels(*place).set(value)
+            gauge.labels(*label_values).set(value)
 
 
 def withdraw(tp: TopicIdPartition) -> None:

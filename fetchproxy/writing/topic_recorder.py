@@ -44,7 +44,7 @@ class TopicRecorder:
         """Describe `topics`, if that is new, and forget deleted topics that never had a record.
         May be done by two archivers at once. Raises RemoteStorageError, ClusterError.
         """
-        known = await self._known.refresh()
+        topics_before = await self._known.refresh()
         cluster_id = await self._cluster.cluster_id() or ""
         oldest = asyncio.get_running_loop().time() - _LOG_OFFSETS_AGE_MAX_S
         log_offsets = await self._cluster.fetch_log_offsets(
@@ -52,7 +52,7 @@ class TopicRecorder:
         )
 
         def described(topic: TopicInfo) -> TopicDescription:
-            before, empty = known.get(topic.topic_id), dict[int, int]()
+            before, empty = topics_before.get(topic.topic_id), dict[int, int]()
             for number in topic.leaders:
                 offsets = log_offsets[TopicIdPartition(topic.topic_id, topic.name, number)]
                 if isinstance(offsets, ClusterError):
@@ -71,15 +71,17 @@ class TopicRecorder:
             )
 
         descriptions = [described(topic) async for topic in cooperative(topics)]
-        changed = [one for one in descriptions if known.get(one.topic_id) != one]
+        changed = [one for one in descriptions if topics_before.get(one.topic_id) != one]
         await for_each(changed, write, WRITTEN_AT_ONCE)
         await self._forget_deleted(cluster_id)
 
     async def _forget_deleted(self, cluster_id: str) -> None:
         """What is forgotten holds no record: it would be described again if the topic came back."""
-        known = self._known.by_id.values()
+        descriptions = self._known.by_id.values()
         of_cluster = {
-            description.topic_id for description in known if description.cluster_id == cluster_id
+            description.topic_id
+            for description in descriptions
+            if description.cluster_id == cluster_id
         }
         self._archived &= of_cluster
         deleted_ids = (

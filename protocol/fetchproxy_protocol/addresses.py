@@ -75,10 +75,10 @@ class Located:
         self.nodes: dict[NodeAddress, None] = {}
         self.tags_at = 0
 
-    def add(self, place: _Place) -> None:
-        if _is_address(place):
-            self.places.append(place)
-            self.nodes[place[:3]] = None
+    def add(self, address_place: _Place) -> None:
+        if _is_address(address_place):
+            self.places.append(address_place)
+            self.nodes[address_place[:3]] = None
 
 
 def locate_addresses(
@@ -139,11 +139,13 @@ def read_node_endpoints(cursor: Cursor) -> list[_Place]:
     return places
 
 
-def _count(cursor: Cursor, flexible: bool, most: int) -> int:
+def _count(cursor: Cursor, flexible: bool, count_max: int) -> int:
     """Of an array whose elements are kept. Raises `WireError`."""
     count = cursor.count(flexible) or 0
-    if count > most:
-        raise MalformedMessage(f"{count} nodes before byte {cursor.pos}; expected at most {most}")
+    if count > count_max:
+        raise MalformedMessage(
+            f"{count} nodes before byte {cursor.pos}; expected at most {count_max}"
+        )
     return count
 
 
@@ -208,12 +210,12 @@ def hide_node_endpoints(tags: bytes) -> bytes:
     cursor = Cursor(tags)
     out = bytearray(tags)
     for _ in range(cursor.uvarint()):
-        at = cursor.pos
+        position = cursor.pos
         tag = cursor.uvarint()
         size = cursor.uvarint()
         start = cursor.skip(size, "tagged field")
         if tag == NODE_ENDPOINTS_TAG:
-            out[at] = UNKNOWN_TAG
+            out[position] = UNKNOWN_TAG
             out[start : start + size] = bytes(size)
     return bytes(out)
 

@@ -53,14 +53,14 @@ def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult
     """The results of a response without its size prefix, step by step. Raises `WireError`."""
     cursor = response_body(payload, ApiKey.DELETE_RECORDS, api_version)
     cursor.skip(4, "throttle time")
-    for topic, rows, at, stride in cursor.by_topic(
+    for topic, rows, position, stride in cursor.by_topic(
         ">iqh", is_flexible(ApiKey.DELETE_RECORDS, api_version)
     ):
         for partition, low_watermark, error_code in rows:
-            yield DeletionResult(topic, partition, low_watermark, error_code, at)
-            at += stride
+            yield DeletionResult(topic, partition, low_watermark, error_code, position)
+            position += stride
 
 
 def patch(payload: bytearray | memoryview, result: DeletionResult) -> None:
-    at = result.position + _PATCHED_AT
-    _PATCHED.pack_into(payload, at, result.low_watermark, result.error_code)
+    position = result.position + _PATCHED_AT
+    _PATCHED.pack_into(payload, position, result.low_watermark, result.error_code)

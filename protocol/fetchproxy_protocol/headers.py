@@ -109,8 +109,8 @@ def client_software(buf: Buffer, head: RequestHead, end: int) -> tuple[str, str]
     try:
         for field in ("client software name", "client software version"):
             size = cursor.uvarint() - 1
-            at = cursor.skip(size, field)
-            parts.append(bytes(buf[at : at + size]).decode(errors="replace"))
+            position = cursor.skip(size, field)
+            parts.append(bytes(buf[position : position + size]).decode(errors="replace"))
     except WireError:
         parts += ["", ""]
     return parts[0], parts[1]
@@ -154,9 +154,9 @@ def intersect_response(payload: Buffer, api_version: int) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _intersected(rest: bytes, api_version: int) -> bytes:
+def _intersected(after_header: bytes, api_version: int) -> bytes:
     """From after the correlation id. Cached: a cluster gives all clients the same few responses."""
-    payload = bytes(4) + rest
+    payload = bytes(4) + after_header
     cursor = response_body(payload, ApiKey.API_VERSIONS, api_version)
     if cursor.int16() == ErrorCode.UNSUPPORTED_VERSION:
         return _mend_refusal(payload)[4:]
@@ -171,10 +171,10 @@ def _mend_refusal(payload: Buffer) -> bytes:
     try:
         whole = _intersect(payload, Cursor(payload, start), 0)
     except WireError:
-        at = bytes(payload).find(ApiKey.API_VERSIONS.to_bytes(2, "big"), start)
+        position = bytes(payload).find(ApiKey.API_VERSIONS.to_bytes(2, "big"), start)
         high = 0
-        if 0 <= at <= len(payload) - _RANGE.size:
-            _, _, high = _RANGE.unpack_from(payload, at)
+        if 0 <= position <= len(payload) - _RANGE.size:
+            _, _, high = _RANGE.unpack_from(payload, position)
         mended = unsupported_version_response(INT32.unpack_from(payload)[0])
         offered = min(max(high, 0), PROXIED_VERSIONS[ApiKey.API_VERSIONS][1])
         return mended[:-_INT16_BYTES] + offered.to_bytes(2, "big")
@@ -200,8 +200,8 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
                 _RANGE.pack(api_key, *offered) + bytes(payload[tags_start : cursor.pos])
             )
     kept_count = encode_count(None if count is None else len(common_apis), flexible)
-    rest = payload[cursor.pos :]
-    return b"".join((payload[:list_start], kept_count, *common_apis, rest))
+    after_array = payload[cursor.pos :]
+    return b"".join((payload[:list_start], kept_count, *common_apis, after_array))
 
 
 def unsupported_version_response(correlation_id: int) -> bytes:

@@ -102,9 +102,9 @@ def timestamp_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None
         if not count or plain < count:
             return None
         first = next(rows)[-1]
-        timestamp_bytes, at = INT64.pack(first), begin + _PLACE_WITH_EPOCH.size
+        timestamp_bytes, position = INT64.pack(first), begin + _PLACE_WITH_EPOCH.size
         for n in range(INT64.size):
-            column = bytes(buf[at + n : cursor.pos : row.size])
+            column = bytes(buf[position + n : cursor.pos : row.size])
             if column.strip(timestamp_bytes[n : n + 1]):
                 return None
         if timestamp not in (None, first):
@@ -178,8 +178,10 @@ def patch_at(
     leader_epoch: int,
 ) -> None:
     """As `patch`, for the result that begins at `position`."""
-    at = position + INT32.size
+    timestamp_at = position + INT32.size
     if api_version >= _LEADER_EPOCH_FROM:
-        _RESULT_WITH_EPOCH.pack_into(payload, at, error_code, timestamp, offset, leader_epoch)
+        _RESULT_WITH_EPOCH.pack_into(
+            payload, timestamp_at, error_code, timestamp, offset, leader_epoch
+        )
     else:
-        _RESULT.pack_into(payload, at, error_code, timestamp, offset)
+        _RESULT.pack_into(payload, timestamp_at, error_code, timestamp, offset)

@@ -74,10 +74,10 @@ def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
     """The results of a response from its body on, one by one. Raises `WireError`."""
     cursor.skip(4, "throttle time")
     flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
-    for topic, rows, at, stride in cursor.by_topic(">hiiq", flexible):
+    for topic, rows, position, stride in cursor.by_topic(">hiiq", flexible):
         for error_code, partition, epoch, end_offset in rows:
-            yield EpochResult(topic, partition, error_code, epoch, end_offset, at)
-            at += stride
+            yield EpochResult(topic, partition, error_code, epoch, end_offset, position)
+            position += stride
 
 
 def write_request(
@@ -94,12 +94,12 @@ def write_request(
     )
     for topic, partitions in epochs.items():
         yield encode_string(topic, flexible) + encode_count(len(partitions), flexible)
-        for place in partitions:
-            yield _PLACE.pack(*place) + tags
+        for partition_fields in partitions:
+            yield _PLACE.pack(*partition_fields) + tags
         yield tags
     yield tags
 
 
 def patch(payload: bytearray | memoryview, result: EpochResult) -> None:
-    at = result.position + _RESPONSE_AT
-    _RESPONSE.pack_into(payload, at, result.leader_epoch, result.end_offset)
+    error_at = result.position + _RESPONSE_AT
+    _RESPONSE.pack_into(payload, error_at, result.leader_epoch, result.end_offset)

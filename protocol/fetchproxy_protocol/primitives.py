@@ -73,13 +73,13 @@ def decode_uvarint(buf: Buffer, pos: int, end: int | None = None) -> tuple[int, 
     """(value, position after it). Never reads at or after `end`."""
     limit = len(buf) if end is None else end
     value = shift = 0
-    for at in range(pos, pos + UVARINT_BYTES_MAX):
-        if at >= limit:
+    for position in range(pos, pos + UVARINT_BYTES_MAX):
+        if position >= limit:
             raise Truncated(f"uvarint at byte {pos} has no end")
-        byte = buf[at]
+        byte = buf[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at + 1
+            return value, position + 1
         shift += 7
     raise MalformedMessage(f"uvarint at byte {pos} is longer than {UVARINT_BYTES_MAX} bytes")
 

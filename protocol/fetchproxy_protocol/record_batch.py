@@ -89,16 +89,16 @@ def _gzip(data: Buffer, room: memoryview) -> Filled:
                     raise MalformedMessage("gzip records end early")
                 pos += len(piece)
                 piece_bytes = min(2 * piece_bytes, _GZIP_PIECE_BYTES_MAX)
-            left = len(room) - filled
+            bytes_left = len(room) - filled
             try:
-                out = stream.decompress(piece, min(_GZIP_UNPACKED_BYTES, left + 1))
+                unpacked = stream.decompress(piece, min(_GZIP_UNPACKED_BYTES, bytes_left + 1))
             except zlib.error as error:
                 raise MalformedMessage(f"gzip records: {error}") from None
-            if len(out) > left:
-                room[filled:] = out[:left]
+            if len(unpacked) > bytes_left:
+                room[filled:] = unpacked[:bytes_left]
                 return len(room), False
-            room[filled : filled + len(out)] = out
-            filled += len(out)
+            room[filled : filled + len(unpacked)] = unpacked
+            filled += len(unpacked)
         pos -= len(stream.unused_data)
         if packed[pos : pos + len(_GZIP_MAGIC)] != _GZIP_MAGIC:
             break  # Java's reader, too, passes over what follows the last member
@@ -196,8 +196,8 @@ def unpack_up_to(codec: int, data: Buffer, bytes_max: int) -> Unpacked:
         size = _snappy_block_bytes(data)
         bytes_max = size if size <= bytes_max else 0  # blocks are not split
     room = memoryview(bytearray(bytes_max))
-    filled, whole = unpack_into(codec, data, room)
-    return room[:filled], whole
+    filled, is_whole = unpack_into(codec, data, room)
+    return room[:filled], is_whole
 
 
 def decompress(codec: int, data: Buffer, bytes_max: int) -> Buffer:
@@ -207,8 +207,8 @@ def decompress(codec: int, data: Buffer, bytes_max: int) -> Buffer:
     room = max(_FIRST_GUESS_BYTES, _FIRST_GUESS_RATIO * len(data))
     while True:
         room = min(room, bytes_max)
-        records, whole = unpack_up_to(codec, data, room)
-        if whole:
+        records, is_whole = unpack_up_to(codec, data, room)
+        if is_whole:
             return records
         if room == bytes_max:
             raise TooLargeToUnpack(f"records unpack to more than {bytes_max} bytes")
@@ -276,14 +276,14 @@ class BatchHeader(NamedTuple):
 
 def _check(buf: Buffer, pos: int, limit: int) -> None:
     """Raises if the bytes cannot be a batch; fewer than 61 bytes may be a cut batch."""
-    left = limit - pos
-    if left > MAGIC_POSITION and (magic := buf[pos + MAGIC_POSITION]) != MAGIC:
+    bytes_left = limit - pos
+    if bytes_left > MAGIC_POSITION and (magic := buf[pos + MAGIC_POSITION]) != MAGIC:
         raise MalformedMessage(f"batch at byte {pos} has magic {magic}, not {MAGIC}")
-    if left >= LOG_OVERHEAD_BYTES:
+    if bytes_left >= LOG_OVERHEAD_BYTES:
         length = int.from_bytes(buf[pos + 8 : pos + 12], "big", signed=True)
         if length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
             raise MalformedMessage(f"batch at byte {pos} has length {length}")
-    if left >= HEADER_BYTES and (delta := _BOUNDS.unpack_from(buf, pos)[3]) < 0:
+    if bytes_left >= HEADER_BYTES and (delta := _BOUNDS.unpack_from(buf, pos)[3]) < 0:
         raise MalformedMessage(f"batch at byte {pos} has last offset delta {delta}")
 
 
@@ -349,13 +349,13 @@ def check_crc(buf: Buffer, header: BatchHeader) -> bool:
 def _raw_varlong(buf: Buffer, pos: int) -> tuple[int, int]:
     """(value before zigzag, position after it) of a varint or varlong."""
     value = shift = 0
-    for at in range(pos, pos + _VARLONG_BYTES_MAX):
-        if at >= len(buf):
+    for position in range(pos, pos + _VARLONG_BYTES_MAX):
+        if position >= len(buf):
             break
-        byte = buf[at]
+        byte = buf[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at + 1
+            return value, position + 1
         shift += 7
     else:
         raise MalformedMessage(f"varint in a record at byte {pos} is too long")
@@ -388,14 +388,14 @@ def control_type(buf: Buffer, header: BatchHeader) -> int:
         raise MalformedMessage(f"batch at offset {header.base_offset} is not a control batch")
     if header.records_count <= 0:
         return CONTROL_EMPTY
-    stored = _stored_records(buf, header)
-    records, _ = unpack_up_to(header.compression, stored, _FIRST_ROOM_BYTES)
+    stored_records = _stored_records(buf, header)
+    records, _ = unpack_up_to(header.compression, stored_records, _FIRST_ROOM_BYTES)
     size, body = varlong(records, 0)
     if size < 0 or body + size > len(records):
         raise Truncated(f"control record claims {size} bytes")
-    _, at = varlong(records, body + 1)  # the timestamp
-    _, at = varlong(records, at)  # the offset
-    key_bytes, key = varlong(records, at)
+    _, position = varlong(records, body + 1)  # the timestamp
+    _, position = varlong(records, position)  # the offset
+    key_bytes, key = varlong(records, position)
     if key_bytes < _CONTROL_KEY.size or key + _CONTROL_KEY.size > len(records):
         raise Truncated(f"control record key of {key_bytes} bytes")
     kind: int = _CONTROL_KEY.unpack_from(records, key)[1]
@@ -444,14 +444,14 @@ class BatchSearch:
     def unpack(self) -> Unpacked:
         """The records as far as `room` reaches. May run in a thread."""
         assert self.room is not None
-        stored = _stored_records(self._buf, self._header)
-        return unpack_up_to(self._header.compression, stored, self.room)
+        stored_records = _stored_records(self._buf, self._header)
+        return unpack_up_to(self._header.compression, stored_records, self.room)
 
     def steps(self, unpacked: Unpacked) -> Generator[None, None, None]:
         """Look at the unpacked records, RECORDS_A_STEP at a time. The caller drops `unpacked`
         before it unpacks more.
         """
-        records, whole = unpacked
+        records, is_whole = unpacked
         room = self.room
         assert room is not None
         try:
@@ -461,7 +461,7 @@ class BatchSearch:
                     return
                 yield
         except (MalformedMessage, Truncated):
-            if whole:
+            if is_whole:
                 raise
             if room != SEARCHED_BYTES_MAX:
                 self.room = min(_ROOM_GROWTH * room, SEARCHED_BYTES_MAX)
@@ -482,7 +482,7 @@ class BatchSearch:
         Varints of one or two bytes are read in place, and offsets only where the timestamp fits: a
         call for each varint would take ten times as long.
         """
-        limit, pos, left = len(records), self._pos, self._left
+        limit, pos, records_left = len(records), self._pos, self._left
         delta_min, overflows_below = self._delta_min, self._overflows_below
         try:
             for _ in range(count):
@@ -495,28 +495,28 @@ class BatchSearch:
                 end = body + (size >> 1)
                 if size & 1 or end > limit:
                     raise Truncated(f"record at byte {pos} of its batch goes on behind its end")
-                delta, at = records[body + 1], body + 2
+                delta, position = records[body + 1], body + 2
                 if delta > 0x7F:
-                    delta += (records[at] << 7) - 0x80
-                    at += 1
-                    if records[at - 1] > 0x7F:
-                        delta, at = _raw_varlong(records, body + 1)
+                    delta += (records[position] << 7) - 0x80
+                    position += 1
+                    if records[position - 1] > 0x7F:
+                        delta, position = _raw_varlong(records, body + 1)
                 delta = (delta >> 1) ^ -(delta & 1)
-                if at >= end:
+                if position >= end:
                     raise MalformedMessage(f"record at byte {pos} of its batch has no offset")
                 if (delta >= delta_min or delta < overflows_below) and self._fits(
-                    records, delta, at, end
+                    records, delta, position, end
                 ):
                     return True
-                pos, self._offset_at, left = end, at, left - 1
+                pos, self._offset_at, records_left = end, position, records_left - 1
         except IndexError:
             raise Truncated(f"record at byte {pos} of its batch has no end") from None
         finally:
-            self._pos, self._left = pos, left
+            self._pos, self._left = pos, records_left
         return False
 
-    def _fits(self, records: Buffer, timestamp_delta: int, at: int, end: int) -> bool:
-        offset_delta, after = varlong(records, at)
+    def _fits(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
+        offset_delta, after = varlong(records, position)
         if after > end:
             raise MalformedMessage(f"record that ends at byte {end} of its batch is too short")
         header = self._header

@@ -31,14 +31,14 @@ def records_in(
     `records`: uncompressed, without the batch's header. Raises `MalformedMessage`, `Truncated` at
     the first record that does not fit its own length.
     """
-    at = 0
+    position = 0
     for _ in range(header.records_count):
-        size, body = varlong(records, at)
+        size, body = varlong(records, position)
         end = body + size
         if size < 0 or end > len(records):
-            raise Truncated(f"record at byte {at} of its batch goes on behind its end")
-        timestamp_delta, at = varlong(records, body + 1)  # after the attributes
-        offset_delta, at = varlong(records, at)
+            raise Truncated(f"record at byte {position} of its batch goes on behind its end")
+        timestamp_delta, position = varlong(records, body + 1)  # after the attributes
+        offset_delta, position = varlong(records, position)
         offset = header.base_offset + offset_delta
         if offset < from_offset:
             yield None
@@ -46,33 +46,35 @@ def records_in(
             timestamp = wrapped_int64(header.base_timestamp + timestamp_delta)
             if header.is_log_append_time:
                 timestamp = header.max_timestamp
-            yield _record(records, at, end, offset, timestamp)
-        at = end
+            yield _record(records, position, end, offset, timestamp)
+        position = end
 
 
-def _record(records: Buffer, at: int, end: int, offset: int, timestamp: int) -> Record:
-    key, at = _field(records, at, end)
-    value, at = _field(records, at, end)
-    count, at = varlong(records, at)
+def _record(records: Buffer, position: int, end: int, offset: int, timestamp: int) -> Record:
+    key, position = _field(records, position, end)
+    value, position = _field(records, position, end)
+    count, position = varlong(records, position)
     if count < 0:
         raise MalformedMessage(f"the record at offset {offset} has {count} headers")
     headers = []
     for _ in range(count):
-        name, at = _field(records, at, end)
-        content, at = _field(records, at, end)
+        name, position = _field(records, position, end)
+        content, position = _field(records, position, end)
         if name is None:
             raise MalformedMessage(f"the record at offset {offset} has a header without a name")
         headers.append((name, content))
-    if at != end:
-        raise MalformedMessage(f"the record at offset {offset} ends at byte {at}, not at {end}")
+    if position != end:
+        raise MalformedMessage(
+            f"the record at offset {offset} ends at byte {position}, not at {end}"
+        )
     return Record(offset, timestamp, key, value, tuple(headers))
 
 
-def _field(records: Buffer, at: int, end: int) -> tuple[bytes | None, int]:
+def _field(records: Buffer, position: int, end: int) -> tuple[bytes | None, int]:
     """(content, position after it) of bytes with a varint length; None: a length of -1."""
-    size, at = varlong(records, at)
+    size, position = varlong(records, position)
     if size == -1:
-        return None, at
-    if size < 0 or at + size > end:
-        raise Truncated(f"a field of {size} bytes at byte {at} goes on behind its record")
-    return bytes(records[at : at + size]), at + size
+        return None, position
+    if size < 0 or position + size > end:
+        raise Truncated(f"a field of {size} bytes at byte {position} goes on behind its record")
+    return bytes(records[position : position + size]), position + size

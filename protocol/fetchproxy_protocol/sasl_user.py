@@ -31,10 +31,10 @@ def user_of_token(token: bytes) -> str:
     if token.count(b"\0") == 2:
         _, user, _ = token.split(b"\0")
         return user.decode(errors="replace")
-    header, _, rest = token.partition(b",")
+    header, _, remainder = token.partition(b",")
     if header not in (b"n", b"y"):
         return ""
-    for field in rest.split(b","):
+    for field in remainder.split(b","):
         if field.startswith(b"n="):
             name = field[2:].replace(b"=2C", b",").replace(b"=3D", b"=")
             return name.decode(errors="replace")

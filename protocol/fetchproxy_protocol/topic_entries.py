@@ -101,19 +101,19 @@ def _leaders_in(
     """(leader id, leader epoch) by partition, some partitions at a time. Reads one partition field
     by field, then in rows all that follow with equally many replicas of each kind.
     """
-    form = _PARTITION_WITH_EPOCH if api_version >= _EPOCH_FROM else _PARTITION
-    left = cursor.count(flexible) or 0
-    while left:
+    entry_struct = _PARTITION_WITH_EPOCH if api_version >= _EPOCH_FROM else _PARTITION
+    topics_left = cursor.count(flexible) or 0
+    while topics_left:
         begin = cursor.pos
-        lengths = _skip_partition(cursor, calcsize(form), flexible)
-        row = Struct(f"{form}{cursor.pos - begin - calcsize(form)}x")
+        lengths = _skip_partition(cursor, calcsize(entry_struct), flexible)
+        row = Struct(f"{entry_struct}{cursor.pos - begin - calcsize(entry_struct)}x")
         cursor.pos = begin
         plain = 1
-        while plain and left:
-            plain, rows = cursor.rows(row, min(left, _LEADERS_AT_ONCE), lengths)
+        while plain and topics_left:
+            plain, rows = cursor.rows(row, min(topics_left, _LEADERS_AT_ONCE), lengths)
             # (error code, partition, leader[, epoch])
             yield {fields[1]: (fields[2:] + _NO_EPOCH)[:2] for fields in rows}
-            left -= plain
+            topics_left -= plain
 
 
 def _skip_partition(cursor: Cursor, fields_size: int, flexible: bool) -> dict[int, int]:
@@ -121,16 +121,16 @@ def _skip_partition(cursor: Cursor, fields_size: int, flexible: bool) -> dict[in
     begin = cursor.skip(fields_size, "partition")
     lengths: dict[int, int] = {}
 
-    def note(at: int) -> None:
-        lengths.update({n - begin: cursor.buf[n] for n in range(at, cursor.pos)})
+    def note(index: int) -> None:
+        lengths.update({n - begin: cursor.buf[n] for n in range(index, cursor.pos)})
 
     for list_name in ("replicas", "in-sync replicas", "offline replicas"):
-        at = cursor.pos
+        position = cursor.pos
         count = cursor.count(flexible) or 0
-        note(at)
+        note(position)
         cursor.skip(4 * count, list_name)
     if flexible:
-        at = cursor.pos
+        position = cursor.pos
         cursor.skip_tags()
-        note(at)
+        note(position)
     return lengths

@@ -150,10 +150,10 @@ class ArrowBatches:
         types = np.repeat(log_append.astype(np.int32), counts)
         inside = slice(*np.searchsorted(offsets, (limits.offset_from, limits.offset_end)).tolist())
         offsets, types = offsets[inside], types[inside]
-        for at in range(0, len(offsets), self._rows_max):
+        for first_row in range(0, len(offsets), self._rows_max):
             columns = {
-                "offset": pa.array(offsets[at : at + self._rows_max]),
-                "timestampType": pa.array(types[at : at + self._rows_max]),
+                "offset": pa.array(offsets[first_row : first_row + self._rows_max]),
+                "timestampType": pa.array(types[first_row : first_row + self._rows_max]),
             }
             yield self._made(len(columns["offset"]), columns)
 
@@ -195,8 +195,8 @@ class _ValuesMemory:
         self._ends = _Memory(count and count + 1, np.int32)
         self._data = _Memory(room_bytes * (count > 0), np.uint8)
         self._ends.array[:1] = 0
-        there = _Memory(count, np.uint8).array
-        self.arrays = rows.Values(self._ends.array, self._data.array, there)
+        present = _Memory(count, np.uint8).array
+        self.arrays = rows.Values(self._ends.array, self._data.array, present)
 
     def column(self, kind: Any, count: int) -> Any:
         size = int(self.arrays.ends[count])

@@ -72,17 +72,17 @@ def scan_headers(data: Any, start: int, end: int) -> ScannedHeaders:
 
 
 @compiled
-def _number(data: Any, at: int, size: int) -> Any:
+def _number(data: Any, position: int, size: int) -> Any:
     """A big-endian number: signed if it has eight bytes, otherwise unsigned."""
     value = np.int64(0)
     for i in range(size):
-        value = (value << 8) | np.int64(data[at + i])
+        value = (value << 8) | np.int64(data[position + i])
     return value
 
 
 @compiled
-def _int32(data: Any, at: int) -> Any:
-    value = _number(data, at, 4)
+def _int32(data: Any, position: int) -> Any:
+    value = _number(data, position, 4)
     return value - (value >> 31 << 32)
 
 

@@ -119,11 +119,11 @@ class Arena:
         """
         start = self._used
         room = min(len(self._bytes) - start, self._batch_bytes_max)
-        filled, whole = self._unpack(codec, stored, room)
-        if not whole and room < self._batch_bytes_max:
+        filled, is_whole = self._unpack(codec, stored, room)
+        if not is_whole and room < self._batch_bytes_max:
             self._grow_to(start + self._batch_bytes_max)
-            filled, whole = self._unpack(codec, stored, self._batch_bytes_max)
-        if not whole:
+            filled, is_whole = self._unpack(codec, stored, self._batch_bytes_max)
+        if not is_whole:
             raise TooLargeToUnpack(f"records unpack to more than {self._batch_bytes_max} bytes")
         self._used += filled
         return start, self._used

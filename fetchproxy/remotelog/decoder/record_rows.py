@@ -138,33 +138,33 @@ def _put_byte(typing_context: Any, address: Any, value: Any) -> Any:
 
 
 @compiled
-def _varint(at: int, end: int) -> Any:
+def _varint(position: int, end: int) -> Any:
     """Reads a zigzag varint or varlong: (value, address after it).
 
     The address is 0 if the number has no end.
     """
-    if at < end:
-        byte = _byte_at(at)
+    if position < end:
+        byte = _byte_at(position)
         if byte < 0x80:
-            return (byte >> 1) ^ -(byte & 1), at + 1
+            return (byte >> 1) ^ -(byte & 1), position + 1
     value = np.int64(0)
     shift = np.int64(0)
     for _ in range(_VARINT_BYTES_MAX):
-        if at >= end:
+        if position >= end:
             return np.int64(0), np.int64(0)
-        byte = _byte_at(at)
-        at += 1
+        byte = _byte_at(position)
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), at
+            return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), position
         shift += 7
     return np.int64(0), np.int64(0)
 
 
 @compiled
-def _field(at: int, end: int) -> Any:
+def _field(position: int, end: int) -> Any:
     """(length, address of the bytes, address after them, fault). A length of -1 means null."""
-    length, start = _varint(at, end)
+    length, start = _varint(position, end)
     if start == 0:
         return length, start, start, BAD_VARINT
     if length < -1 or length > end - start:
@@ -183,125 +183,125 @@ def _no_tail(byte: int) -> bool:
 
 
 @compiled
-def _of_two(at: int, end: int) -> Any:
-    if end - at < 2 or _no_tail(_byte_at(at + 1)):
+def _of_two(position: int, end: int) -> Any:
+    if end - position < 2 or _no_tail(_byte_at(position + 1)):
         return 1, False
     return 2, True
 
 
 @compiled
-def _of_three(first: int, at: int, end: int) -> Any:
-    left = end - at
-    second = _byte_at(at + 1) if left > 1 else 0
-    if left < 2 or _no_tail(second) or (first == 0xE0 and second < 0xA0):
+def _of_three(first: int, position: int, end: int) -> Any:
+    bytes_left = end - position
+    second = _byte_at(position + 1) if bytes_left > 1 else 0
+    if bytes_left < 2 or _no_tail(second) or (first == 0xE0 and second < 0xA0):
         return 1, False
-    if left < 3 or _no_tail(_byte_at(at + 2)):
+    if bytes_left < 3 or _no_tail(_byte_at(position + 2)):
         return 2, False
     return 3, not (first == 0xED and second >= 0xA0)  # a surrogate
 
 
 @compiled
-def _of_four(first: int, at: int, end: int) -> Any:
-    left = end - at
-    second = _byte_at(at + 1) if left > 1 else 0
-    if left < 2 or first > 0xF4 or _no_tail(second):
+def _of_four(first: int, position: int, end: int) -> Any:
+    bytes_left = end - position
+    second = _byte_at(position + 1) if bytes_left > 1 else 0
+    if bytes_left < 2 or first > 0xF4 or _no_tail(second):
         return 1, False
     if (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
         return 1, False
-    if left < 3 or _no_tail(_byte_at(at + 2)):
+    if bytes_left < 3 or _no_tail(_byte_at(position + 2)):
         return 2, False
-    if left < 4 or _no_tail(_byte_at(at + 3)):
+    if bytes_left < 4 or _no_tail(_byte_at(position + 3)):
         return 3, False
     return 4, True
 
 
 @compiled
-def _character(at: int, end: int) -> Any:
+def _character(position: int, end: int) -> Any:
     """(bytes of the character, or of a malformed part; True: it is a character)."""
-    first = _byte_at(at)
+    first = _byte_at(position)
     if first < 0x80:
         return 1, True
     if 0xC2 <= first < 0xE0:
-        return _of_two(at, end)
+        return _of_two(position, end)
     if 0xE0 <= first < 0xF0:
-        return _of_three(first, at, end)
+        return _of_three(first, position, end)
     if 0xF0 <= first < 0xF8:
-        return _of_four(first, at, end)
+        return _of_four(first, position, end)
     return 1, False
 
 
 @compiled
-def _text_bytes(at: int, end: int) -> Any:
+def _text_bytes(position: int, end: int) -> Any:
     """Bytes of the text that `_put_text` writes."""
     total = np.int64(0)
-    while at < end:
-        size, sound = _character(at, end)
+    while position < end:
+        size, sound = _character(position, end)
         total += size if sound else 3
-        at += size
+        position += size
     return total
 
 
 @compiled
-def _put_text(at: int, end: int, to: int) -> Any:
+def _put_text(position: int, end: int, to: int) -> Any:
     """Writes the text to the address `to`. Returns the address after it."""
-    while at < end:
-        size, sound = _character(at, end)
+    while position < end:
+        size, sound = _character(position, end)
         if sound:
             for i in range(size):
-                _put_byte(to + i, _byte_at(at + i))
+                _put_byte(to + i, _byte_at(position + i))
             to += size
         else:
             _put_byte(to, 0xEF)
             _put_byte(to + 1, 0xBF)
             _put_byte(to + 2, 0xBD)
             to += 3
-        at += size
+        position += size
     return to
 
 
 @compiled
-def _headers_bytes(at: int, end: int, count: int, exact: bool) -> Any:
+def _headers_bytes(position: int, end: int, count: int, exact: bool) -> Any:
     """(bytes of keys, bytes of values, fault). The headers end where the record ends."""
     keys = values = np.int64(0)
-    if count > end - at:
+    if count > end - position:
         return keys, values, BAD_HEADERS
     for _ in range(count):
-        length, start, at, fault = _field(at, end)
+        length, start, position, fault = _field(position, end)
         if fault != SOUND or length < 0:
             return keys, values, BAD_HEADERS
-        keys += length if exact else _text_bytes(start, at)
-        length, _, at, fault = _field(at, end)
+        keys += length if exact else _text_bytes(start, position)
+        length, _, position, fault = _field(position, end)
         if fault != SOUND:
             return keys, values, BAD_HEADERS
         values += max(length, 0)
-    return keys, values, SOUND if at == end else BAD_HEADERS
+    return keys, values, SOUND if position == end else BAD_HEADERS
 
 
 @compiled
-def _put(length: int, origin: int, at: int, to: Any) -> None:
-    """Writes the value with index `at` of `to` (Values)."""
-    used = np.int64(to.ends[at])
-    to.there[at] = length >= 0
+def _put(length: int, origin: int, position: int, to: Any) -> None:
+    """Writes the value with index `position` of `to` (Values)."""
+    used = np.int64(to.ends[position])
+    to.there[position] = length >= 0
     if length > 0:
         _copy_bytes(np.int64(to.data.ctypes.data) + used, origin, length)
         used += length
-    to.ends[at + 1] = used
+    to.ends[position + 1] = used
 
 
 @compiled
-def _put_headers(at: int, end: int, count: int, row: int, exact: bool, to: Any) -> None:
+def _put_headers(position: int, end: int, count: int, row: int, exact: bool, to: Any) -> None:
     """Writes the headers of one row, which `_headers_bytes` has found sound."""
     entry = np.int64(to.header_ends[row])
     for _ in range(count):
-        length, start, at, _ = _field(at, end)
+        length, start, position, _ = _field(position, end)
         if exact:
             _put(length, start, entry, to.header_key)
         else:
             base = np.int64(to.header_key.data.ctypes.data)
             text = base + np.int64(to.header_key.ends[entry])
             to.header_key.there[entry] = 1
-            to.header_key.ends[entry + 1] = _put_text(start, at, text) - base
-        length, start, at, _ = _field(at, end)
+            to.header_key.ends[entry + 1] = _put_text(start, position, text) - base
+        length, start, position, _ = _field(position, end)
         _put(length, start, entry, to.header_value)
         entry += 1
     to.headers_there[row] = count > 0
@@ -316,33 +316,33 @@ def _micros(timestamp: int) -> int:
 
 
 @compiled
-def _parse(at: int, end: int) -> Any:
+def _parse(position: int, end: int) -> Any:
     """(fault, end of the record, timestamp and offset deltas, key and value as length and address,
     number of headers and their address).
     """
     none = np.int64(0)
-    size, body = _varint(at, end)
+    size, body = _varint(position, end)
     if body == 0:
         return BAD_VARINT, none, none, none, none, none, none, none, none, none
     stop = body + size
     if size < 0 or size > end - body:
         return TOO_LONG, none, none, none, none, none, none, none, none, none
-    timestamp, at = _varint(body + 1, stop)  # skips one byte of unused attributes
-    if at == 0:
+    timestamp, position = _varint(body + 1, stop)  # skips one byte of unused attributes
+    if position == 0:
         return BAD_VARINT, none, none, none, none, none, none, none, none, none
-    offset, at = _varint(at, stop)
-    if at == 0:
+    offset, position = _varint(position, stop)
+    if position == 0:
         return BAD_VARINT, none, none, none, none, none, none, none, none, none
-    key_length, key, at, fault = _field(at, stop)
+    key_length, key, position, fault = _field(position, stop)
     if fault != SOUND:
         return fault, none, none, none, none, none, none, none, none, none
-    value_length, value, at, fault = _field(at, stop)
+    value_length, value, position, fault = _field(position, stop)
     if fault != SOUND:
         return fault, none, none, none, none, none, none, none, none, none
-    headers, at = _varint(at, stop)
-    if at == 0 or headers < 0:
+    headers, position = _varint(position, stop)
+    if position == 0 or headers < 0:
         return BAD_HEADERS, none, none, none, none, none, none, none, none, none
-    return SOUND, stop, timestamp, offset, key_length, key, value_length, value, headers, at
+    return SOUND, stop, timestamp, offset, key_length, key, value_length, value, headers, position
 
 
 @compiled
@@ -371,14 +371,14 @@ def fill_rows(
     row = np.int64(0)
     while cursor[AT_BATCH] < batches.shape[0]:
         number = cursor[AT_BATCH]
-        at = base + max(cursor[AT_POSITION], batches[number, START])
+        position = base + max(cursor[AT_POSITION], batches[number, START])
         end = base + batches[number, END]
         first_offset, first_time = batches[number, BASE_OFFSET], batches[number, BASE_TIMESTAMP]
         is_append = (batches[number, ATTRIBUTES] & TIMESTAMP_TYPE_MASK) != 0
         append_time = batches[number, MAX_TIMESTAMP]
         for record in range(cursor[AT_RECORD], batches[number, COUNT]):
             fault, after, delta, offset, key_length, key, value_length, value, count, place = (
-                _parse(at, end)
+                _parse(position, end)
             )
             if fault != SOUND:
                 return row, np.int64(0), fault
@@ -392,7 +392,7 @@ def fill_rows(
                         return row, np.int64(0), fault
                     needed += of_keys + of_values + count * HEADER_OVERHEAD_BYTES
                 if row == len(to.offsets) or needed > room:
-                    cursor[AT_POSITION], cursor[AT_RECORD] = at - base, record
+                    cursor[AT_POSITION], cursor[AT_RECORD] = position - base, record
                     return row, needed, SOUND
                 room -= needed
                 to.offsets[row] = offset
@@ -405,8 +405,8 @@ def fill_rows(
                 if headers:
                     _put_headers(place, after, count, row, exact, to)
                 row += 1
-            at = after
-        if at != end:
+            position = after
+        if position != end:
             return row, np.int64(0), BYTES_LEFT
         cursor[AT_BATCH], cursor[AT_POSITION], cursor[AT_RECORD] = number + 1, 0, 0
     return row, np.int64(0), SOUND
@@ -418,9 +418,9 @@ def sizes_of_next(data: Any, batches: Any, cursor: Any, exact: bool) -> Any:
     headers' values.
     """
     base, number = np.int64(data.ctypes.data), cursor[AT_BATCH]
-    at = base + max(cursor[AT_POSITION], batches[number, START])
+    position = base + max(cursor[AT_POSITION], batches[number, START])
     end = base + batches[number, END]
-    _, after, _, _, key_length, _, value_length, _, count, place = _parse(at, end)
+    _, after, _, _, key_length, _, value_length, _, count, place = _parse(position, end)
     of_keys, of_values, _ = _headers_bytes(place, after, count, exact)
     return count, max(key_length, 0), max(value_length, 0), of_keys, of_values
 
@@ -429,14 +429,14 @@ def sizes_of_next(data: Any, batches: Any, cursor: Any, exact: bool) -> Any:
 def fault_in(data: Any, batch: Any, offset_from: int, offset_end: int, headers: bool) -> Any:
     """The fault of a batch's records. `headers`: of the headers of these offsets, too."""
     base = np.int64(data.ctypes.data)
-    at, end = base + batch[START], base + batch[END]
+    position, end = base + batch[START], base + batch[END]
     for _ in range(batch[COUNT]):
-        fault, after, _, offset, _, _, _, _, count, place = _parse(at, end)
+        fault, after, _, offset, _, _, _, _, count, place = _parse(position, end)
         if fault != SOUND:
             return fault
         if headers and offset_from <= batch[BASE_OFFSET] + offset < offset_end:
             _, _, fault = _headers_bytes(place, after, count, True)
             if fault != SOUND:
                 return fault
-        at = after
-    return SOUND if at == end else BYTES_LEFT
+        position = after
+    return SOUND if position == end else BYTES_LEFT

@@ -241,12 +241,12 @@ class ClassicGroup:
     def leave(self, now: float, member_id: str, group_instance_id: str | None) -> ErrorCode:
         """A static member may leave without its member id (an administrator removes it)."""
         if group_instance_id is not None:
-            known = self._static.get(group_instance_id)
-            if known is None:
+            static_member = self._static.get(group_instance_id)
+            if static_member is None:
                 return ErrorCode.UNKNOWN_MEMBER_ID
-            if member_id not in ("", known):
+            if member_id not in ("", static_member):
                 return ErrorCode.FENCED_INSTANCE_ID
-            member_id = known
+            member_id = static_member
         if self.pending.pop(member_id, None) is not None:
             self._maybe_complete_join(now)
             return ErrorCode.NONE
@@ -299,8 +299,10 @@ class ClassicGroup:
                 return error
         if self.members and not self._has_protocol_for(request):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        known = member_id in self.members or member_id in self.pending or instance in self._static
-        if not known and len(self.members) + len(self.pending) >= self._members_max:
+        is_known = (
+            member_id in self.members or member_id in self.pending or instance in self._static
+        )
+        if not is_known and len(self.members) + len(self.pending) >= self._members_max:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         return ErrorCode.NONE
 
@@ -637,9 +639,9 @@ class GroupCoordinator:
         group = self.by_id.get(group_id)
         if group is None:
             return SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)
-        given = sum(len(data) for _, data in request.assignments)
+        assignment_bytes = sum(len(data) for _, data in request.assignments)
         had = sum(len(member.assignment) for member in group.members.values())
-        if self._is_full(given - had):
+        if self._is_full(assignment_bytes - had):
             return SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)
         reply: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
         group.sync(self._now(), request, partial(_give, reply))
@@ -710,17 +712,17 @@ class GroupCoordinator:
             self.by_id.pop(group.group_id, None)
             self._memory.take(-self._sizes.pop(group.group_id, 0))
         else:
-            at = group.next_deadline()
-            if at is not None:
+            deadline = group.next_deadline()
+            if deadline is not None:
                 loop = asyncio.get_running_loop()
-                self._timers[group.group_id] = loop.call_at(at, self._advance, group)
+                self._timers[group.group_id] = loop.call_at(deadline, self._advance, group)
         ARCHIVE_ONLY_GROUPS.set(len(self.by_id))
 
     def _advance(self, group: ClassicGroup) -> None:
         # The loop may call a timer early by its clock's resolution.
-        at = group.next_deadline()
+        deadline = group.next_deadline()
         now = self._now()
-        group.advance(now if at is None else max(now, at))
+        group.advance(now if deadline is None else max(now, deadline))
         self._note_size(group)
         self._settle(group)
 

@@ -97,14 +97,14 @@ def credential_of(mechanism: str, password: bytes, salt: bytes, iterations: int)
 
 def parse_credential(mechanism: str, text: str) -> ScramCredential:
     """`salt=…,stored_key=…,server_key=…,iterations=…`. Raises ValueError, without the text."""
-    given = dict(part.partition("=")[::2] for part in text.split(","))
-    if given.keys() != _KEYS:
+    fields = dict(part.partition("=")[::2] for part in text.split(","))
+    if fields.keys() != _KEYS:
         raise ValueError("expected salt=…,stored_key=…,server_key=…,iterations=…")
     try:
         salt, stored, server = (
-            b64decode(given[key], validate=True) for key in ("salt", "stored_key", "server_key")
+            b64decode(fields[key], validate=True) for key in ("salt", "stored_key", "server_key")
         )
-        iterations = int(given["iterations"])
+        iterations = int(fields["iterations"])
     except ValueError:
         raise ValueError("expected keys in base64 and iterations as a number") from None
     size = hashlib.new(HASHES[mechanism]).digest_size
@@ -232,7 +232,7 @@ class Names:
     @classmethod
     def of(cls, patterns: Iterable[str]) -> Names:
         """`orders` is that name, `orders-*` all with that beginning, `*` all. Raises ValueError."""
-        whole, beginnings = set(), []
+        whole_names, beginnings = set(), []
         for pattern in patterns:
             name = pattern.removesuffix(_ANY_ENDING)
             if _ANY_ENDING in name:
@@ -242,8 +242,8 @@ class Names:
             if name != pattern:
                 beginnings.append(name)
             else:
-                whole.add(name)
-        return cls(frozenset(whole), tuple(beginnings))
+                whole_names.add(name)
+        return cls(frozenset(whole_names), tuple(beginnings))
 
     def __contains__(self, name: str) -> bool:
         return name in self.whole or name.startswith(self.beginnings)
@@ -511,9 +511,9 @@ class Login:
 
     def choose(self, mechanism: str) -> bool:
         """Whether the mechanism may be used."""
-        known = mechanism in self.mechanisms
-        self.mechanism = mechanism if known else None
-        return known
+        is_known = mechanism in self.mechanisms
+        self.mechanism = mechanism if is_known else None
+        return is_known
 
     async def step(self, token: bytes, client_id: str) -> bytes:
         """Takes the client's next token, returns the response's. Sets `user` after the last one."""

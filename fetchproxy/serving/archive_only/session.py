@@ -205,13 +205,13 @@ class WholeRequests(RequestFraming[RequestHead]):
         request = self._next(view, 0, len(view))
         if request is None:
             return 0
-        whole = 4 + request[0]
-        if len(view) < whole:
-            self._whole_at = whole
+        frame_bytes = 4 + request[0]
+        if len(view) < frame_bytes:
+            self._whole_at = frame_bytes
             return 0
         self.begun_at = None
-        self._session.on_request(bytes(view[4:whole]))
-        return whole
+        self._session.on_request(bytes(view[4:frame_bytes]))
+        return frame_bytes
 
     def _is_full(self) -> bool:
         return False

@@ -96,10 +96,10 @@ async def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], b
         return await request.respond(values), False
     if request.version > LOGIN_VERSIONS[ApiKey.SASL_HANDSHAKE][1]:
         raise RequestRefused(request.head, "no such version")
-    known = login.choose((await request.read())["mechanism"])
-    error = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM
+    is_known = login.choose((await request.read())["mechanism"])
+    error = ErrorCode.NONE if is_known else ErrorCode.UNSUPPORTED_SASL_MECHANISM
     values = {"error_code": error, "mechanisms": login.mechanisms}
-    return await request.respond(values), known
+    return await request.respond(values), is_known
 
 
 async def authenticate(login: Login, request: Request) -> Sequence[Buffer]:

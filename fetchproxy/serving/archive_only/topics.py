@@ -230,10 +230,10 @@ class ArchiveWatch:
         unlisted: Unlisted = {}
         tps = list(await self._rlmm.list_partitions(unlisted))
         for name, error in unlisted.items():  # it stays as it was
-            known = self.catalogue.by_name.get(name)
-            if known is not None:
-                count = range(known.partition_count)
-                tps += [TopicIdPartition(known.topic_id, name, number) for number in count]
+            listed_topic = self.catalogue.by_name.get(name)
+            if listed_topic is not None:
+                count = range(listed_topic.partition_count)
+                tps += [TopicIdPartition(listed_topic.topic_id, name, number) for number in count]
             if name not in self._unlisted:
                 log.warning("topic_not_listed", topic=name, error=str(error))
         self._unlisted = frozenset(unlisted)

@@ -31,15 +31,15 @@ class ClientSockets:
     def new(self, address: tuple[Any, ...]) -> socket.socket:
         """aiohttp's `socket_factory`. `address`: from getaddrinfo."""
         family, kind, protocol, *_ = address
-        made = socket.socket(family, kind, protocol)
+        new_socket = socket.socket(family, kind, protocol)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._untaken_max_ms)
-        self._made.add(made)
-        return made
+            new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._untaken_max_ms)
+        self._made.add(new_socket)
+        return new_socket
 
     async def shut(self) -> None:
-        for made in self._made:
+        for client_socket in self._made:
             with suppress(OSError):
-                made.shutdown(socket.SHUT_RDWR)
+                client_socket.shutdown(socket.SHUT_RDWR)
         for _ in range(_CLOSING_TURNS):
             await asyncio.sleep(0)

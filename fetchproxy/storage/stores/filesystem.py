@@ -164,9 +164,9 @@ def move_to_free_name(path: Path, target: Path) -> None:
 
 
 def write_all(fd: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    remaining = memoryview(content)
+    while remaining:
+        remaining = remaining[os.write(fd, remaining) :]
 
 
 def read_exactly(fd: int, start: int, end: int) -> bytes:
@@ -366,12 +366,12 @@ class FileTree:
     def check_present(self) -> None:
         """Raises StorageUnavailable if the folder is missing."""
         # Read before the check, because a put in another thread may be making the folder.
-        seen, may_be_absent = self._marker_seen, self._may_be_absent
+        marker_seen, may_be_absent = self._marker_seen, self._may_be_absent
         try:
             self._marker.stat()
         except FileNotFoundError:
             # An empty mount point is also a folder: once seen, the marker must be there.
-            if seen or not (may_be_absent or self._root.is_dir()):
+            if marker_seen or not (may_be_absent or self._root.is_dir()):
                 raise StoreMissing(f"the folder {self._root} is not there") from None
         except OSError as error:
             raise StorageUnavailable(f"cannot read {self._root}: {error}") from error

@@ -195,9 +195,9 @@ class HdfsObjectStore(ObjectStore):
         await self._check_writable()
         temporary = f"{folder}{slash}{TEMPORARY_START}{uuid4().hex}"
         with translated_webhdfs_error(f"put {key}"):
-            place = await self._client.place_for(temporary)
+            target_url = await self._client.place_for(temporary)
             try:
-                await self._client.create(place, size_bytes, content)
+                await self._client.create(target_url, size_bytes, content)
                 await self._rename(temporary, key, rename_options)
             except BaseException:
                 await self._remove_after_failure(temporary)

@@ -34,15 +34,17 @@ def webhdfs_addresses(authority: str) -> tuple[tuple[str, ...], bool]:
     return namenodes(read_properties(folder), authority, str(folder))
 
 
-def namenodes(properties: Properties, authority: str, where: str) -> tuple[tuple[str, ...], bool]:
-    """As `webhdfs_addresses`; `where` is for errors. Pure."""
-    keys = _Keys(properties, where)
+def namenodes(
+    properties: Properties, authority: str, source_name: str
+) -> tuple[tuple[str, ...], bool]:
+    """As `webhdfs_addresses`; `source_name` is for errors. Pure."""
+    keys = _Keys(properties, source_name)
     if not authority:
         default = keys.get("fs.defaultFS") or ""
-        scheme, _, rest = default.partition("://")
-        authority = rest.partition("/")[0]
+        scheme, _, remainder = default.partition("://")
+        authority = remainder.partition("/")[0]
         if scheme != "hdfs" or not authority:
-            raise ValueError(f"it names no host, and {where} has no fs.defaultFS of hdfs://")
+            raise ValueError(f"it names no host, and {source_name} has no fs.defaultFS of hdfs://")
     tls = (keys.get("dfs.http.policy") or "").upper() == "HTTPS_ONLY"
     if authority in keys.names("dfs.nameservices"):
         ids = keys.names(f"dfs.ha.namenodes.{authority}")
@@ -50,7 +52,8 @@ def namenodes(properties: Properties, authority: str, where: str) -> tuple[tuple
         return tuple(str(keys.http_address(suffix, tls=tls)) for suffix in suffixes), tls
     if not authority.rpartition(":")[2].isdecimal():
         raise ValueError(
-            f"{authority!r} is no name service of dfs.nameservices in {where}, and no host:port"
+            f"{authority!r} is no name service of dfs.nameservices in {source_name}, and no "
+            "host:port"
         )
     return (str(keys.http_address("", authority, tls=tls)),), tls
 
@@ -93,9 +96,9 @@ def _folder() -> Path:
 class _Keys:
     """The properties, with `${other.key}` replaced in their values."""
 
-    def __init__(self, properties: Properties, where: str) -> None:
+    def __init__(self, properties: Properties, source_name: str) -> None:
         self._properties = properties
-        self._where = where
+        self._where = source_name
 
     def get(self, key: str) -> str | None:
         value = self._properties.get(key)

@@ -143,15 +143,15 @@ def file_parts(path: Path, part_bytes: int, size_bytes: int | None = None) -> It
     """The first `size_bytes` of a local file; None: all of it. Raises RemoteStorageError if the
     file cannot be read or became shorter. Blocks.
     """
-    left = sys.maxsize if size_bytes is None else size_bytes
+    bytes_left = sys.maxsize if size_bytes is None else size_bytes
     try:
         with path.open("rb", buffering=0) as file:
-            while left and (part := file.read(min(left, part_bytes))):
-                left -= len(part)
+            while bytes_left and (part := file.read(min(bytes_left, part_bytes))):
+                bytes_left -= len(part)
                 yield part
     except OSError as error:
         raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-    if left and size_bytes is not None:
+    if bytes_left and size_bytes is not None:
         raise RemoteStorageError(f"{path} became shorter while it was stored")
 
 

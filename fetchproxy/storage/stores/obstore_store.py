@@ -83,16 +83,16 @@ def obstore_error(error: Exception, operation: str) -> RemoteStorageError:
         return RangeNotSatisfiable(f"{operation}: the object ends before that")
     if status is None:
         cause = _CAUSE.search(debug)
-        short = _QUERY.sub("", what_failed.strip())[:_TEXT_MAX] + (
+        short_text = _QUERY.sub("", what_failed.strip())[:_TEXT_MAX] + (
             f" ({cause[1]})" if cause else ""
         )
         if isinstance(
             error, obstore_errors.PermissionDeniedError | obstore_errors.UnauthenticatedError
         ):
-            return StorageDenied(f"{operation}: {short}")
+            return StorageDenied(f"{operation}: {short_text}")
         if isinstance(error, obstore_errors.GenericError | FileNotFoundError):
-            return StorageUnavailable(f"{operation}: {short}")
-        return RemoteStorageError(f"{operation}: {short}")
+            return StorageUnavailable(f"{operation}: {short_text}")
+        return RemoteStorageError(f"{operation}: {short_text}")
     name = code[1] if code else ""
     message = _MESSAGE.search(what_failed)
     tried = int(retries[1]) + 1 if (retries := _RETRIES.search(what_failed)) else 1
@@ -147,22 +147,22 @@ def make_clients(
     make: Callable[..., Any], config: StoreConfig, *, plain_http: bool, trusted: bytes | None = None
 ) -> Clients:
     """`make`: makes a store of the library. `trusted`: certificates in addition to the system's."""
-    both: dict[str, Any] = {
+    options: dict[str, Any] = {
         "allow_http": plain_http,
         "connect_timeout": timedelta(milliseconds=config.connect_max_ms),
         "pool_idle_timeout": _IDLE_MAX,
         "user_agent": f"fetchproxy/{__version__}",
     }
     if trusted is not None:
-        both["root_certificate"] = trusted
+        options["root_certificate"] = trusted
     reading = {"timeout": _UNLIMITED, "read_timeout": timedelta(milliseconds=config.read_max_ms)}
     writing = {"timeout": timedelta(milliseconds=config.write_max_ms)}
     reader, writer = (
-        make(client_options={**both, **limits}, retry_config={"max_retries": 0})
+        make(client_options={**options, **limits}, retry_config={"max_retries": 0})
         for limits in (reading, writing)
     )
     lister, uploader = (
-        make(client_options={**both, **limits}, retry_config=_tries(limit_ms))
+        make(client_options={**options, **limits}, retry_config=_tries(limit_ms))
         for limits, limit_ms in ((reading, config.read_max_ms), (writing, config.write_max_ms))
     )
     return Clients(reader, writer, lister, uploader)
@@ -193,8 +193,8 @@ def shortly_before(prefix: str) -> str:
     """A key that sorts shortly before all keys that begin with `prefix`; "" if there is none."""
     if not prefix or prefix.endswith("/"):
         return ""
-    at = _ALPHABET.index(prefix[-1])
-    return prefix[:-1] + _ALPHABET[at - 1] + "z" * 8 if at else prefix[:-1].rstrip("/")
+    index = _ALPHABET.index(prefix[-1])
+    return prefix[:-1] + _ALPHABET[index - 1] + "z" * 8 if index else prefix[:-1].rstrip("/")
 
 
 class Renewal(NamedTuple):
@@ -269,15 +269,15 @@ class ObstoreObjectStore(ObjectStore):
 
     async def _has(self, key: str, path: Path, size_bytes: int) -> bool:
         """Whether the object is the file, by all its bytes: an older object may have its size."""
-        at = 0
+        offset = 0
         try:
             for part in file_parts(path, self._part_bytes, size_bytes):
-                if await self.get_range(key, ByteRange(at, at + len(part))) != part:
+                if await self.get_range(key, ByteRange(offset, offset + len(part))) != part:
                     return False
-                at += len(part)
+                offset += len(part)
             await self.get_range(key, ByteRange(size_bytes, size_bytes + 1))
         except RangeNotSatisfiable:
-            return at == size_bytes
+            return offset == size_bytes
         except ObjectNotFound:
             return False
         return False
@@ -309,12 +309,12 @@ class ObstoreObjectStore(ObjectStore):
         """The library lists whole folders; entries outside the prefix are skipped."""
         operation = f"list {check_prefix(prefix)}"
         folder = prefix.rpartition("/")[0] or None
-        last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None
+        last, objects_seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None
         with _translated(operation):
             lister = (await self._opened()).lister
             pages = lister.list(folder, offset=offset, chunk_size=self._page_objects)
             while page := await self._next_page(pages):
-                seen += len(page)
+                objects_seen += len(page)
                 for item in page:
                     key = str(item["path"])
                     if key <= last:
@@ -325,7 +325,7 @@ class ObstoreObjectStore(ObjectStore):
                             return
                         continue
                     yield StoredObject(key, int(item["size"]), _version(item))
-            if seen % self._page_objects == 0 and not start_after:
+            if objects_seen % self._page_objects == 0 and not start_after:
                 await self._confirm_end(prefix, operation)
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
@@ -333,10 +333,10 @@ class ObstoreObjectStore(ObjectStore):
         with _translated(operation):
             lister = (await self._opened()).lister
             async with self._places:
-                listed = await lister.list_with_delimiter_async(prefix.rstrip("/") or None)
-            if not listed["common_prefixes"] and not listed["objects"]:
+                result = await lister.list_with_delimiter_async(prefix.rstrip("/") or None)
+            if not result["common_prefixes"] and not result["objects"]:
                 await self._confirm_end(prefix, operation)
-        names = [str(path)[len(prefix) :] for path in listed["common_prefixes"]]
+        names = [str(path)[len(prefix) :] for path in result["common_prefixes"]]
         for name in sorted(names, key=lambda name: name + "/"):
             yield name
 

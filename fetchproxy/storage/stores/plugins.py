@@ -49,8 +49,8 @@ def plugin_of(scheme: str, built_in: Collection[str]) -> EntryPoint | None:
     if scheme in built_in:
         raise ConfigError(f"{_named(points[0])} claims the scheme {scheme!r}, which is built in")
     if len({point.value for point in points}) > 1:
-        both = " and ".join(_named(point) for point in points)
-        raise ConfigError(f"the scheme {scheme!r} is claimed twice: by {both}")
+        names = " and ".join(_named(point) for point in points)
+        raise ConfigError(f"the scheme {scheme!r} is claimed twice: by {names}")
     return points[0]
 
 

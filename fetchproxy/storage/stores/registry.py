@@ -75,8 +75,8 @@ def _location(url: str, parts: SplitResult) -> Location:
         return PluginLocation(url, point)
     if (parse := _BUILT_IN.get(parts.scheme)) is not None:
         return parse(parts)
-    known = ", ".join([*_BUILT_IN, *plugin_schemes()])
-    raise ValueError(f"unknown scheme {parts.scheme!r}; known: {known}")
+    schemes = ", ".join([*_BUILT_IN, *plugin_schemes()])
+    raise ValueError(f"unknown scheme {parts.scheme!r}; known: {schemes}")
 
 
 def same_place(url: str, other: str) -> bool:
@@ -86,9 +86,9 @@ def same_place(url: str, other: str) -> bool:
 
 def without_secrets(url: str) -> str:
     """The URL without a user and a password before the host, as a plug-in's URL may have them."""
-    scheme, separator, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
+    scheme, separator, remainder = url.partition("://")
+    authority, slash, path = remainder.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def open_object_store(
@@ -127,7 +127,7 @@ def _file_location(parts: SplitResult) -> FileLocation:
 
 def _s3_location(parts: SplitResult) -> S3Location:
     query = _query(parts, _S3_PARAMETERS)
-    place = _named(parts, _BUCKET), normal_prefix(unquote(parts.path))
+    bucket_and_prefix = _named(parts, _BUCKET), normal_prefix(unquote(parts.path))
     endpoint_url = query.get("endpoint_url")
     if endpoint_url is not None and not re.match(r"https?://[^/]", endpoint_url):
         raise ValueError("endpoint_url has to start with http:// or https://")
@@ -144,7 +144,7 @@ def _s3_location(parts: SplitResult) -> S3Location:
         raise ValueError("addressing has to be path or virtual")
     if query.get("checksum") not in (None, "none"):
         raise ValueError("checksum can only be none; without it, the server decides")
-    return S3Location(*place, **query, requester_pays=pays == "true")
+    return S3Location(*bucket_and_prefix, **query, requester_pays=pays == "true")
 
 
 def _cloud_location(parts: SplitResult) -> CloudLocation:
@@ -179,11 +179,11 @@ def _hdfs_location(parts: SplitResult) -> HdfsLocation:
 def _query(parts: SplitResult, allowed: tuple[str, ...]) -> dict[str, str]:
     if parts.fragment:
         raise ValueError("no '#' there")
-    known = ", ".join(allowed) or "none"
+    known_names = ", ".join(allowed) or "none"
     parameters: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in allowed:
-            raise ValueError(f"unknown parameter {name!r}; known: {known}")
+            raise ValueError(f"unknown parameter {name!r}; known: {known_names}")
         if not value or name in parameters:
             raise ValueError(f"{name} is empty or given twice")
         parameters[name] = value

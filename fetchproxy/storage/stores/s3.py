@@ -106,8 +106,8 @@ async def _take_objects(
                 root.remove(element)  # near its beginning, as all before it are gone
 
     try:
-        for at in range(0, len(body), PARSED_AT_ONCE_BYTES):
-            parser.feed(body[at : at + PARSED_AT_ONCE_BYTES])
+        for position in range(0, len(body), PARSED_AT_ONCE_BYTES):
+            parser.feed(body[position : position + PARSED_AT_ONCE_BYTES])
             take(parser.read_events())
             await asyncio.sleep(0)
         parser.close()
@@ -479,14 +479,16 @@ class S3ObjectStore(ObjectStore):
         CRC-64/NVME. Leaves no object.
         """
         client = await self._opened()
-        place = {"Bucket": self._bucket, "Key": key}
+        bucket_and_key = {"Bucket": self._bucket, "Key": key}
         begun: S3Response | None = None
         code = ""
         try:
             with translated_s3_error(f"probe checksums with {key}"):
-                begun = await client.create_multipart_upload(**place, ChecksumAlgorithm="CRC64NVME")
+                begun = await client.create_multipart_upload(
+                    **bucket_and_key, ChecksumAlgorithm="CRC64NVME"
+                )
                 await client.upload_part(
-                    **place,
+                    **bucket_and_key,
                     UploadId=begun["UploadId"],
                     PartNumber=1,
                     Body=b"probe",
@@ -500,7 +502,7 @@ class S3ObjectStore(ObjectStore):
         finally:
             if begun is not None:
                 try:
-                    await self._abort(client, {**place, "UploadId": begun["UploadId"]})
+                    await self._abort(client, {**bucket_and_key, "UploadId": begun["UploadId"]})
                 except RemoteStorageError as error:
                     log.warning("multipart_abort_failed", key=key, error=str(error))
         self._checks_crc64 = code in _BAD_CHECKSUM

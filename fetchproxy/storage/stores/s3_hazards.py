@@ -49,11 +49,11 @@ def bucket_hazards(
 
 def _applies(rule: Mapping[str, Any], prefix: str) -> bool:
     """Whether the rule is about some object below `prefix`. Objects of archives have no tags."""
-    chosen = rule.get("Filter", {})
-    chosen = chosen.get("And", chosen)
-    if rule.get("Status") != "Enabled" or "Tag" in chosen or chosen.get("Tags"):
+    rule_filter = rule.get("Filter", {})
+    rule_filter = rule_filter.get("And", rule_filter)
+    if rule.get("Status") != "Enabled" or "Tag" in rule_filter or rule_filter.get("Tags"):
         return False
-    named = chosen.get("Prefix") or rule.get("Prefix") or ""
+    named = rule_filter.get("Prefix") or rule.get("Prefix") or ""
     return prefix.startswith(named) or named.startswith(prefix)
 
 

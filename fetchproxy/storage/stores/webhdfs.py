@@ -337,7 +337,7 @@ class WebHdfsClient:
             raise StorageUnavailable("CREATE: the NameNode names no DataNode")
         return address
 
-    async def create(self, place: URL, size_bytes: int, content: AsyncIterator[bytes]) -> None:
+    async def create(self, target_url: URL, size_bytes: int, content: AsyncIterator[bytes]) -> None:
         """Make a new file and its folders. Raises TimeoutError if one part takes too long."""
         headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
         part_max_s = self._config.write_max_ms / 1000
@@ -355,7 +355,7 @@ class WebHdfsClient:
 
             try:
                 request = self._opened().put(
-                    place, data=timed(), headers=headers, allow_redirects=False
+                    target_url, data=timed(), headers=headers, allow_redirects=False
                 )
                 with self._token_may_end():
                     async with request as response:
@@ -464,9 +464,9 @@ class WebHdfsClient:
     def _url(self, namenode: int, op: str, path: str, parameters: Mapping[str, str]) -> URL:
         query = {"op": op, **parameters}
         scheme = "https" if self._location.tls else "http"
-        place = quote(f"/webhdfs/v1{self.absolute(path)}")
+        encoded_path = quote(f"/webhdfs/v1{self.absolute(path)}")
         address = self._location.addresses[namenode]
-        return URL(f"{scheme}://{address}{place}?{urlencode(query)}", encoded=True)
+        return URL(f"{scheme}://{address}{encoded_path}?{urlencode(query)}", encoded=True)
 
     def absolute(self, path: str) -> str:
         folder = self._location.folder
@@ -538,7 +538,7 @@ async def _received(response: aiohttp.ClientResponse, enough_bytes: int) -> byte
 def _place(location: str, op: str) -> URL:
     """The address of a redirect. It may contain a token, so no error repeats it."""
     with suppress(ValueError):
-        place = URL(location, encoded=True)
-        if place.scheme in ("http", "https") and place.host and place.port:
-            return place
+        target_url = URL(location, encoded=True)
+        if target_url.scheme in ("http", "https") and target_url.host and target_url.port:
+            return target_url
     raise StorageUnavailable(f"{op}: the NameNode names no address that can be used")

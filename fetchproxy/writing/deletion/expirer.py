@@ -323,8 +323,10 @@ class _Partition:
         before, self.orphans = self.orphans, {}
         for segment_id, objects in objects_by_id.items():
             versions = frozenset((o.key, o.version) for o in objects.values())
-            known = before.get(segment_id)
-            self.orphans[segment_id] = known if known and known[0] == versions else (versions, now)
+            previous = before.get(segment_id)
+            self.orphans[segment_id] = (
+                previous if previous and previous[0] == versions else (versions, now)
+            )
         return [s for s, (_, since) in self.orphans.items() if now - since >= age_min_s]
 
 
@@ -464,8 +466,8 @@ class Expirer:
         )
         visits, done = await self._do(tp, removals)
         count = len(removals.hide) + len(removals.delete)
-        known = self._partitions.get(tp)
-        if count == visits == done and not (known and known.orphan_kept):
+        managed = self._partitions.get(tp)
+        if count == visits == done and not (managed and managed.orphan_kept):
             # Every removal was checked and done: earlier damage is mended.
             self.published_conditions.release(Kind.REPLACED_SEGMENT_KEPT, tp)
         undeleted = removals.delete[max(0, visits - len(removals.hide)) :]
@@ -530,9 +532,9 @@ class Expirer:
         if (damage is not None) == (stand_ins is None):
             await step(segment)
             return True
-        why = f"its replacement is damaged ({damage})"
+        reason = f"its replacement is damaged ({damage})"
         if stand_ins is None:
-            why = "it is undamaged, and no other segment has all of its offsets"
+            reason = "it is undamaged, and no other segment has all of its offsets"
         for other in stand_ins or ():
             if await self._is_word_alone(other):
                 await self._hide(other)
@@ -542,7 +544,7 @@ class Expirer:
             Kind.REPLACED_SEGMENT_KEPT,
             tp,
             f"{tp}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
-            f"{segment.end_offset} is not deleted: {why}; run fetchproxy verify",
+            f"{segment.end_offset} is not deleted: {reason}; run fetchproxy verify",
             (segment.start_offset, segment.end_offset),
         )
         return False
@@ -629,9 +631,11 @@ class Expirer:
 
     @staticmethod
     def _publish(view: PartitionView, to_go: Segments) -> None:
-        place = (view.tp.topic, str(view.tp.partition))
-        metrics.REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
-        metrics.REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
-        metrics.REMOTE_LOG_SIZE_BYTES.labels(*place).set(
+        label_values = (view.tp.topic, str(view.tp.partition))
+        metrics.REMOTE_DELETE_LAG_SEGMENTS.labels(*label_values).set(len(to_go))
+        metrics.REMOTE_DELETE_LAG_BYTES.labels(*label_values).set(
+            sum(s.segment_size_bytes for s in to_go)
+        )
+        metrics.REMOTE_LOG_SIZE_BYTES.labels(*label_values).set(
             sum(size for _, size in counted_bytes(view))
         )

@@ -117,14 +117,14 @@ def holders(first: int, last: int, view: PartitionView) -> Segments | None:
 def _overlapping(segments: list[RemoteLogSegmentMetadata]) -> Iterator[Segments]:
     """Groups of two or more segments, connected by offsets that two of them hold."""
     together: list[RemoteLogSegmentMetadata] = []
-    reached = -1
+    end_offset = -1
     for segment in sorted(segments, key=lambda s: s.start_offset):
-        if segment.start_offset > reached:
+        if segment.start_offset > end_offset:
             if len(together) > 1:
                 yield together
             together = []
         together.append(segment)
-        reached = max(reached, segment.end_offset)
+        end_offset = max(end_offset, segment.end_offset)
     if len(together) > 1:
         yield together
 
@@ -161,16 +161,16 @@ async def find_orphans(
     """The orphans by segment id. The store is listed before the metadata are read: a copy that
     begins meanwhile is not listed, and a listed copy has its metadata. Raises RemoteStorageError.
     """
-    listed: dict[UUID, Objects] = {}
+    objects_by_id: dict[UUID, Objects] = {}
     async for key, stored in archive.list_segment_objects(tp):
-        listed.setdefault(key.segment_id.id, {})[key.file] = stored
+        objects_by_id.setdefault(key.segment_id.id, {})[key.file] = stored
     rlmm.doubt(tp)  # what it does not name may be deleted
     view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tp)
     named = {s.segment_id.id for s in segments}
     return {
         segment_id: objects
-        for segment_id, objects in listed.items()
+        for segment_id, objects in objects_by_id.items()
         if segment_id not in named and await _is_orphan(archive, view, segments, objects)
     }
 
@@ -180,17 +180,17 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
     `verify --repair` until its first offset is archived elsewhere, or deleted. The caller then
     checks that other segments are there and have all its offsets (`log_offsets_of`).
     """
-    stored = objects.get(SegmentFile.LOG)
-    if stored is None or SegmentFile.METADATA in objects:
+    log_object = objects.get(SegmentFile.LOG)
+    if log_object is None or SegmentFile.METADATA in objects:
         return True
-    key = rsm.parse_key(stored.key)
+    key = rsm.parse_key(log_object.key)
     assert key is not None  # `find_orphans` found it by this key
     if key.base_offset < view.raised_log_start or view.covers(key.base_offset):
         return True
     log.warning(
         "log_without_metadata_kept",
         **view.tp.logged,
-        key=stored.key,
+        key=log_object.key,
         base_offset=key.base_offset,
         hint="run fetchproxy verify --repair",
     )
@@ -201,9 +201,9 @@ async def log_offsets_of(rsm: RemoteStorageManager, objects: Objects) -> tuple[i
     """First and last offset that the log may hold, by its key and its index. None: there is no log.
     Without a whole index only the first one is known. Raises RemoteStorageError.
     """
-    stored = objects.get(SegmentFile.LOG)
-    key = None if stored is None else rsm.parse_key(stored.key)
-    if stored is None or key is None:
+    log_object = objects.get(SegmentFile.LOG)
+    key = None if log_object is None else rsm.parse_key(log_object.key)
+    if log_object is None or key is None:
         return None
     last = key.base_offset
     if SegmentFile.INDEX in objects:
@@ -230,11 +230,13 @@ async def _is_orphan(
     `.metadata` objects. If only that object is left and other segments have its offsets, the copy
     was deleted.
     """
-    stored = objects.get(SegmentFile.METADATA)
-    if stored is None:
+    metadata_object = objects.get(SegmentFile.METADATA)
+    if metadata_object is None:
         return True
     try:
-        metadata = decode_segment(await archive.get_segment_metadata(stored.key), stored.key)
+        metadata = decode_segment(
+            await archive.get_segment_metadata(metadata_object.key), metadata_object.key
+        )
     except (ObjectNotFound, CorruptSegment):
         return False  # being deleted, or damaged: the next look or `verify` tells
     if not metadata.is_finished:

@@ -70,12 +70,12 @@ def doubt_of_cluster(
     `alive`: all of the cluster's topics now. `denied`: those of `archived` that the cluster says it
     does not have.
     """
-    known = before.alive & archived
-    missing = known & denied
+    alive_ids = before.alive & archived
+    missing = alive_ids & denied
     if missing and not before.alive & alive:
         return f"none of the {len(before.alive)} topics that the cluster had is left"
-    if len(missing) > 1 and len(missing) > GONE_SHARE_MAX * len(known):
-        return f"{len(missing)} of {len(known)} archived topics are gone at once"
+    if len(missing) > 1 and len(missing) > GONE_SHARE_MAX * len(alive_ids):
+        return f"{len(missing)} of {len(alive_ids)} archived topics are gone at once"
     return None
 
 
@@ -198,9 +198,9 @@ class PartitionDeletion:
     def _forget_others(self, archived: Set[UUID]) -> None:
         """Another archiver may have deleted a topic's archive."""
         self._kept &= archived
-        for known in (self._owned, self._absent_since):
-            for topic_id in known.keys() - archived:
-                del known[topic_id]
+        for by_tp in (self._owned, self._absent_since):
+            for topic_id in by_tp.keys() - archived:
+                del by_tp[topic_id]
 
     # --- topics that nobody archives any more ---
     async def _look_for_left_out(self, topics: Mapping[str, list[TopicIdPartition]]) -> None:
@@ -210,7 +210,7 @@ class PartitionDeletion:
         pattern, kind = self.config.topics or "", Kind.TOPIC_LEFT_OUT
         unmatched = {name: tps for name, tps in topics.items() if not re.fullmatch(pattern, name)}
         still = {tp for tps in unmatched.values() for tp in tps}
-        self._covered = {tp: at for tp, at in self._covered.items() if tp in still}
+        self._covered = {tp: offset for tp, offset in self._covered.items() if tp in still}
         elsewhere = await self._accumulated_elsewhere() if unmatched else set()
         left_out = [
             of_topic(
@@ -358,8 +358,8 @@ class PartitionDeletion:
         return any([await self._is_started(tp) for tp in partitions])
 
     async def _is_started(self, tp: TopicIdPartition) -> bool:
-        known = await self.rlmm.partition_deletion(tp, asyncio.get_running_loop().time())
-        return known is not None and known.state is not _Deletion.DELETE_PARTITION_MARKED
+        deletion = await self.rlmm.partition_deletion(tp, asyncio.get_running_loop().time())
+        return deletion is not None and deletion.state is not _Deletion.DELETE_PARTITION_MARKED
 
     async def _delete_all(self, tp: TopicIdPartition) -> None:
         self.rlmm.doubt(tp)  # nothing may be left
@@ -367,10 +367,10 @@ class PartitionDeletion:
         for segment in self.rlmm.list_remote_log_segments(tp):
             await self._segments.delete(segment)
         # Orphans, and segments whose metadata cannot be read.
-        rest: list[Objects] = []
+        other_objects: list[Objects] = []
         async for key, stored in self.objects.list_segment_objects(tp):
-            rest.append({key.file: stored})
-        await delete_orphans(self.objects, tp, rest)
+            other_objects.append({key.file: stored})
+        await delete_orphans(self.objects, tp, other_objects)
 
     async def _put(self, tp: TopicIdPartition, state: _Deletion) -> None:
         await self.rlmm.put_partition_deletion(

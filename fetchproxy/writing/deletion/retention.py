@@ -71,12 +71,12 @@ def effective_retention(
     """
     overrides = parse_retention_overrides(config.retention_overrides or "")
     override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
-    of_topic = _topic_retention(topic_config) if config.follow_topic_retention else {}
+    topic_retention = _topic_retention(topic_config) if config.follow_topic_retention else {}
 
     def setting(name: str) -> int:
         override_value: int | None = getattr(override, name)
         default: int = getattr(config, name)
-        return of_topic.get(name, default) if override_value is None else override_value
+        return topic_retention.get(name, default) if override_value is None else override_value
 
     return Retention(*map(setting, _SETTINGS))
 
@@ -293,8 +293,8 @@ def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadat
     for segment in view.segments:
         last = segment.end_offset
         first = max(segment.start_offset, counted_to)
-        whole = segment.stored_end_offset - segment.start_offset + 1
-        yield segment, segment.segment_size_bytes * (last - first + 1) // whole
+        stored_offsets = segment.stored_end_offset - segment.start_offset + 1
+        yield segment, segment.segment_size_bytes * (last - first + 1) // stored_offsets
         counted_to = last + 1
 
 

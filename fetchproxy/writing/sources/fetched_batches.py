@@ -228,8 +228,8 @@ def _checked(
     except WireError as error:
         if has_old_format(records, headers[-1].end if headers else 0):
             return _converted(tp, position, fetched)
-        at = headers[-1].last_offset + 1 if headers else position
-        message = f"the broker's log is damaged: the batch at or after offset {at}: {error}"
+        offset = headers[-1].last_offset + 1 if headers else position
+        message = f"the broker's log is damaged: the batch at or after offset {offset}: {error}"
         return fetched, headers, LogDamaged(f"{tp}: {message}")
     return fetched, headers, None
 
@@ -240,6 +240,6 @@ def _converted(
     records, _, error = converted(memoryview(fetched.records))
     fetched, headers, fault = _checked(tp, position, replace(fetched, records=records))
     if error is not None and fault is None:
-        at = headers[-1].last_offset + 1 if headers else position
-        fault = log_damage(tp, at, error)
+        offset = headers[-1].last_offset + 1 if headers else position
+        fault = log_damage(tp, offset, error)
     return fetched, headers, fault

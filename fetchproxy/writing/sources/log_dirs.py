@@ -235,10 +235,10 @@ def take_segment(
     an error nothing is left at `path`.
     """
     try:
-        opened = rolled.file.open("rb", buffering=0)
+        log_file = rolled.file.open("rb", buffering=0)
     except FileNotFoundError:
         raise SegmentGone from None
-    with opened as file:
+    with log_file as file:
         reading = _Reading(rolled, file, _aborted_txns(rolled))
         while reading.step():
             if not go_on():
@@ -253,7 +253,7 @@ def take_segment(
             if not reading.epochs_count:
                 segment = replace(segment, leader_epochs=uncounted(segment.start_offset))
             if reading.damage is None:
-                files = _kafka_files(rolled, segment, whole=reading.is_whole)
+                files = _kafka_files(rolled, segment, is_whole=reading.is_whole)
             return replace(segment, kafka_files=files), reading.summary
         except BaseException:
             path.unlink(missing_ok=True)
@@ -318,15 +318,15 @@ class _Reading:
     def blocks(self) -> Iterator[Buffer]:
         """The bytes of the segment, read once more."""
         skip_bytes = self._skipped_bytes
-        for at, size_bytes, converts in self._pieces:
-            block = memoryview(self._read(at, size_bytes))
+        for position, size_bytes, converts in self._pieces:
+            block = memoryview(self._read(position, size_bytes))
             if converts:
                 block = memoryview(converted(block, self._rolled.position).records)
             yield block[skip_bytes:]
             skip_bytes = max(0, skip_bytes - len(block))
 
-    def _read(self, at: int, size_bytes: int) -> bytes:
-        self._file.seek(at)
+    def _read(self, position: int, size_bytes: int) -> bytes:
+        self._file.seek(position)
         return self._file.read(size_bytes)
 
     def _add(self, records: bytes) -> int:
@@ -371,10 +371,10 @@ class _Reading:
             raise EndsEarly(message, self._next_offset, is_empty=self.summary.size_bytes == 0)
         for fault in self._txns.end():
             raise CorruptSegment(f"{rolled.file}: its transaction index does not fit: {fault.what}")
-        known = read_epochs(rolled.folder)
+        epochs_file = read_epochs(rolled.folder)
         leader_epochs = self.summary.leader_epochs
-        if known is not None and leader_epochs:
-            expected_epochs = clip_epochs(known, rolled.position, self.summary.position - 1)
+        if epochs_file is not None and leader_epochs:
+            expected_epochs = clip_epochs(epochs_file, rolled.position, self.summary.position - 1)
             if not agrees(expected_epochs, leader_epochs):
                 log.info(
                     "leader_epochs_left_out",
@@ -386,26 +386,26 @@ class _Reading:
                 self.epochs_count = False
 
     def _check(self, data: bytes, header: BatchHeader) -> None:
-        at = self._at + (0 if self._converts else header.position)
+        position = self._at + (0 if self._converts else header.position)
         if not check_crc(data, header):
             raise CorruptSegment(
-                f"{self._rolled.file}: batch at offset {header.base_offset}, byte {at}, fails its "
-                "CRC"
+                f"{self._rolled.file}: batch at offset {header.base_offset}, byte {position}, "
+                "fails its CRC"
             )
         if header.base_offset < self._next_offset:
             raise CorruptSegment(
-                f"{self._rolled.file}: batch at byte {at} begins at offset {header.base_offset}, "
-                f"expected {self._next_offset}"
+                f"{self._rolled.file}: batch at byte {position} begins at offset "
+                f"{header.base_offset}, expected {self._next_offset}"
             )
         self._next_offset = header.last_offset + 1
 
     def _batch_bytes(self, data: bytes) -> int:
         """The size of the batch that does not fit into `data`."""
-        left = self._size - self._at
-        if left < (MAGIC_POSITION + 1 if self._converts else HEADER_BYTES):
-            raise self._unusable(f"ends with {left} bytes that are not a batch")
+        bytes_left = self._size - self._at
+        if bytes_left < (MAGIC_POSITION + 1 if self._converts else HEADER_BYTES):
+            raise self._unusable(f"ends with {bytes_left} bytes that are not a batch")
         length = int.from_bytes(data[8:LOG_OVERHEAD_BYTES], "big", signed=True)
-        if length + LOG_OVERHEAD_BYTES > left:
+        if length + LOG_OVERHEAD_BYTES > bytes_left:
             raise self._unusable(f"ends inside the batch at byte {self._at}")
         return max(length + LOG_OVERHEAD_BYTES, MAGIC_POSITION + 1)
 
@@ -439,7 +439,9 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
     return aborted_txns
 
 
-def _kafka_files(rolled: RolledSegment, segment: AccumulatedSegment, *, whole: bool) -> KafkaFiles:
+def _kafka_files(
+    rolled: RolledSegment, segment: AccumulatedSegment, *, is_whole: bool
+) -> KafkaFiles:
     """The broker's files that still exist. Positions count from the file's first byte and offsets
     from its base offset, so a part of the file gets no indexes, nor does a segment that begins
     inside the first batch. The snapshot is from the segment's end.
@@ -455,7 +457,7 @@ def _kafka_files(rolled: RolledSegment, segment: AccumulatedSegment, *, whole: b
         return None
 
     snapshot = sound_file(rolled.next_base_offset, SNAPSHOT, side_files.snapshot_fault)
-    if not whole or segment.start_offset != base:
+    if not is_whole or segment.start_offset != base:
         return KafkaFiles(producer_snapshot=snapshot)
     offset_fault, time_fault = side_files.offset_index_fault, side_files.time_index_fault
     offsets = sound_file(base, _OFFSET_INDEX, lambda raw: offset_fault(raw, base, end, size_bytes))
@@ -472,9 +474,9 @@ def _copied(
     with segment.log.open("wb") as copy:
         for block in blocks:
             crc = crc32c(block, crc)
-            stored = block if stream is None else stream.update(block)
-            copied_crc = crc32c(stored, copied_crc)
-            copy.write(stored)
+            packed_block = block if stream is None else stream.update(block)
+            copied_crc = crc32c(packed_block, copied_crc)
+            copy.write(packed_block)
     if crc != segment.log_crc:
         raise CorruptSegment(f"{segment.tp}: {source} has changed while it was copied")
     return replace(segment, log_crc=copied_crc, stream_key=stream_key)
@@ -521,8 +523,8 @@ class LogDirsAccumulator(SegmentAccumulator):
         log_dirs, leader_epoch = await self._of_leader()
         if not log_dirs:
             return None
-        at = position
-        while rolled := await asyncio.to_thread(self._rolled, log_dirs, at, log_offsets):
+        offset = position
+        while rolled := await asyncio.to_thread(self._rolled, log_dirs, offset, log_offsets):
             rolled = replace(rolled, position=position, leader_epoch=leader_epoch)
             try:
                 await self._take(rolled)
@@ -532,18 +534,18 @@ class LogDirsAccumulator(SegmentAccumulator):
                 if not error.is_empty:
                     await self._take(replace(rolled, hole_from=error.offset))
                     break
-                at = rolled.next_base_offset
+                offset = rolled.next_base_offset
         return self.closed
 
     async def _check_hole(self, rolled: RolledSegment, error: EndsEarly) -> None:
         """The leader knows whether the missing records were compacted away. Raises `error` if it
         has them, or does not say.
         """
-        at = max(error.offset, rolled.position)
+        offset = max(error.offset, rolled.position)
         try:
             fetched = await self.cluster.fetch(
                 self.tp,
-                at,
+                offset,
                 bytes_max=1,  # the first batch comes whole
                 wait_max_ms=0,
                 isolation=IsolationLevel.READ_UNCOMMITTED,

@@ -131,8 +131,8 @@ async def _describe_producers(parts: ArchiveOnlyParts, request: Request) -> Sequ
     catalogue = parts.archive.catalogue
 
     def partition(topic: str, number: int) -> MessageFields:
-        known = request.may_read(topic) and catalogue.partition(topic, number) is not None
-        error = ErrorCode.NONE if known else request.missing(topic)
+        is_known = request.may_read(topic) and catalogue.partition(topic, number) is not None
+        error = ErrorCode.NONE if is_known else request.missing(topic)
         return {"partition_index": number, "error_code": error}
 
     topics = [

@@ -65,8 +65,8 @@ def _committed(
 ) -> tuple[ErrorCode, CommittedOffset | None]:
     topic = parts.archive.catalogue.by_name.get(key.topic)
     metadata = fields["committed_metadata"]
-    known = topic is not None and topic.partition(key.partition) is not None
-    if topic is None or not (known and request.may_read(key.topic)):
+    is_known = topic is not None and topic.partition(key.partition) is not None
+    if topic is None or not (is_known and request.may_read(key.topic)):
         return request.missing(key.topic), None
     if len((metadata or "").encode()) > parts.limits.offset_metadata_bytes_max:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE, None

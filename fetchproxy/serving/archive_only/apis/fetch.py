@@ -70,12 +70,12 @@ async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]
     if due_in:
         await asyncio.sleep(due_in)
     fetch = fetch._replace(bytes_max=share.budget_bytes(fetch.bytes_max))
-    one = _Fetch(parts, fetch, request)
-    tps = one.tps = {key: one.tp(key) async for key in cooperative(fetch.partitions)}
+    fetch_work = _Fetch(parts, fetch, request)
+    tps = fetch_work.tps = {key: fetch_work.tp(key) async for key in cooperative(fetch.partitions)}
     # A client that owes by its byte rate is told at once; its connection then pauses.
     if not share.owed_s():
-        await request.patience.wait(one.read())
-    every = [one.response_of(key, tp) async for key, tp in cooperative(tps.items())]
+        await request.patience.wait(fetch_work.read())
+    every = [fetch_work.response_of(key, tp) async for key, tp in cooperative(tps.items())]
     room, first_whole = share.room(fetch.bytes_max)
     response_room = ResponseRoom(room, first_whole=first_whole)
     responses = [response_room.fit(part) async for part in cooperative(every)]

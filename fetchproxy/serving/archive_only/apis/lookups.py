@@ -48,10 +48,10 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
     catalogue = parts.archive.catalogue
     # v0 has no null array: there the empty one means all topics.
     if named is None or (request.version == 0 and not named):
-        known = catalogue.by_name.values()
+        archived_topics = catalogue.by_name.values()
         topics = [
             topic_fields(topic)
-            async for topic in cooperative(known, LOOKUP_TOPICS_AT_ONCE)
+            async for topic in cooperative(archived_topics, LOOKUP_TOPICS_AT_ONCE)
             if request.may_read(topic.name)
         ]
     else:
@@ -117,11 +117,11 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
     names = named or {name for name in by_name if request.may_read(name)}
     cursor = request_fields["cursor"]
     first, skipped = (cursor["topic_name"], cursor["partition_index"]) if cursor else ("", 0)
-    left = min(max(request_fields["response_partition_limit"], 1), _PARTITIONS_MAX)
+    partitions_left = min(max(request_fields["response_partition_limit"], 1), _PARTITIONS_MAX)
     topics: list[dict[str, Any]] = []
     following = None
     async for name in cooperative(name for name in sorted(names) if name >= first):
-        if left == 0:
+        if partitions_left == 0:
             following = {"topic_name": name, "partition_index": 0}
             break
         topic = by_name.get(name)
@@ -132,11 +132,11 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
             )
             continue
         start = max(skipped, 0) if name == first else 0
-        end = min(start + left, topic.partition_count)
+        end = min(start + partitions_left, topic.partition_count)
         fields = topic_fields(topic)
         fields["partitions"] = fields["partitions"][start:end]
         topics.append(fields)
-        left -= max(end - start, 0)
+        partitions_left -= max(end - start, 0)
         if end < topic.partition_count:
             following = {"topic_name": name, "partition_index": end}
             break
