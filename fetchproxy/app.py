@@ -295,16 +295,16 @@ async def serve(parts: Parts, on_ready: Says = _no_callback) -> None:
     ):
         parts.gateway = gateway
         parts.records = _records(parts, purgatory, parts.views, collector)
-        begun = _keep_up(parts, collector, tasks)
+        running_tasks = _keep_up(parts, collector, tasks)
         if archives:
             archiving = _keep_archiving(parts, positions)
-            begun.append(tasks.create_task(archiving, name="archiver"))
-        begun.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
+            running_tasks.append(tasks.create_task(archiving, name="archiver"))
+        running_tasks.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
         on_ready(None if parts.console is None else parts.console.address)
         # The gateway's own tasks cancel this one if they fail.
         await parts.leaving.asked()
         await gateway.drain()
-        for task in begun:
+        for task in running_tasks:
             task.cancel()
 
 
@@ -323,14 +323,14 @@ async def run_archive_only(
         asyncio.TaskGroup() as tasks,
     ):
         parts.next_reload = next_reload
-        begun = _keep_up(parts, collector, tasks)
-        begun.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
+        running_tasks = _keep_up(parts, collector, tasks)
+        running_tasks.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
         parts.records = _records(parts, purgatory, parts.rlmm, collector)
         # The console opens first, so it can show that the listener waits for the store.
         async with _archive_only(parts, purgatory) as parts.gateway:
             await parts.leaving.asked()
             await parts.gateway.drain()
-        for task in begun:
+        for task in running_tasks:
             task.cancel()
 
 
@@ -388,14 +388,16 @@ async def _open_parts(
         metadata_manager(config, storage, cluster, wall_clock_ms) as rlmm,
     ):
         health = Health()
-        opened = storage, rlmm, cluster
+        parts_opened = storage, rlmm, cluster
         own_archive = OwnArchive(
-            config, *opened, uuid4, archives=writes, create=create, health=health
+            config, *parts_opened, uuid4, archives=writes, create=create, health=health
         )
         await own_archive.at_start()
         spare_collections()
         rng = random.Random()
-        parts = Parts(config, limits, *opened, own_archive, health, rng, serves, listener, upstream)
+        parts = Parts(
+            config, limits, *parts_opened, own_archive, health, rng, serves, listener, upstream
+        )
         parts.leaving = leaving or parts.leaving
         yield parts
 
@@ -404,7 +406,7 @@ def _keep_up(
     parts: Parts, collector: StatusCollector | None, tasks: asyncio.TaskGroup
 ) -> list[asyncio.Task[None]]:
     """Start the tasks that every process runs beside its work, until they are cancelled."""
-    begun = [
+    running_tasks = [
         tasks.create_task(_keep_tls_fresh(parts), name="tls files"),
         tasks.create_task(_watch_process(parts), name="process watch"),
     ]
@@ -412,12 +414,12 @@ def _keep_up(
         follow = partial(_follow_settings, parts, parts.next_reload)
         rests = "changed settings wait for a restart"
         following = keep_running("settings", follow, parts.random, parts.health, rests)
-        begun.append(tasks.create_task(following, name="settings"))
+        running_tasks.append(tasks.create_task(following, name="settings"))
     if collector is not None:
         rests = "the page, `/api/status` and part of `/metrics` show what was before"
         showing = keep_running("console", collector.run, parts.random, parts.health, rests)
-        begun.append(tasks.create_task(showing, name="console"))
-    return begun
+        running_tasks.append(tasks.create_task(showing, name="console"))
+    return running_tasks
 
 
 def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
@@ -502,8 +504,8 @@ def _records(
     console = parts.config.console
     if collector is None:
         return None
-    masked = lambda: masked_names(console.masked_fields)  # noqa: E731
-    return ArchivedRecords(views, purgatory, collector.archived_partition, masked)
+    read_masked_names = lambda: masked_names(console.masked_fields)  # noqa: E731
+    return ArchivedRecords(views, purgatory, collector.archived_partition, read_masked_names)
 
 
 def _gateway(
@@ -629,7 +631,7 @@ async def _archive_once(parts: Parts) -> Left:
         metadata_topic=parts.config.metadata.topic_name,
         log_dirs=await asyncio.to_thread(open_log_dirs, parts.config.archive),
     )
-    _, left = await archive_pass.run()
+    _, not_archived = await archive_pass.run()
     if why := archive_pass.discovery.why_nothing():
         raise ConfigError(why)
-    return left, archive_pass.discovery.refused
+    return not_archived, archive_pass.discovery.refused

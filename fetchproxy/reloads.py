@@ -35,10 +35,10 @@ class Reloads:
         await self._asked.wait()
         self._asked.clear()
         try:
-            read = await asyncio.to_thread(self._read)
+            loaded = await asyncio.to_thread(self._read)
         except ConfigError as error:
             return Reload(self._in_force, fault=str(error))
-        reload = compare_settings(self._in_force, read)
+        reload = compare_settings(self._in_force, loaded)
         self._in_force = reload.config
         return reload
 
@@ -50,7 +50,7 @@ def tell(reload: Reload, health: Health) -> None:
         what = f"The changed settings cannot be used, and nothing of them was taken: {reload.fault}"
         health.report(Condition(Kind.SETTINGS_REFUSED, what), error=reload.fault)
         return
-    log.info("settings_read_again", taken=list(reload.taken), waiting=list(reload.waiting))
+    log.info("settings_read_again", taken=list(reload.applied_keys), waiting=list(reload.waiting))
     health.forget(Kind.SETTINGS_WAIT)
     if reload.waiting:
         what = f"Changed settings wait for a restart: {', '.join(reload.waiting)}"

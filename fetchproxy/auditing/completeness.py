@@ -44,7 +44,7 @@ class CompletenessCheck:
         in_topic = await self._segments_in_metadata_topic(report)
 
         def reported_holes() -> list[Offsets]:
-            archived_offsets = self._not_in_store(in_topic or ())
+            archived_offsets = self.segments_not_in_store(in_topic or ())
             return [*lost, *((s.start_offset, s.end_offset) for s in archived_offsets)]
 
         look = await look_at_offsets(
@@ -56,8 +56,8 @@ class CompletenessCheck:
             if not isinstance(look.damaged, ObjectNotReadable):
                 message += "; the archiver writes it again with its next segment"
             key = records.finished_offsets_key(tp)
-            damaged = of_object(Kind.SEGMENT_DAMAGED, tp, key, message, retriable=again)
-            (report.unread if again else report.faults).append(damaged)
+            damage = of_object(Kind.SEGMENT_DAMAGED, tp, key, message, retriable=again)
+            (report.unread if again else report.faults).append(damage)
         folder = records.folder(tp)
         for first, last in look.found.missing:
             kind, message = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)
@@ -129,7 +129,7 @@ class CompletenessCheck:
             return None
         return self.topic.list_remote_log_segments(self.tp)
 
-    def _not_in_store(
+    def segments_not_in_store(
         self, in_topic: Iterable[RemoteLogSegmentMetadata]
     ) -> list[RemoteLogSegmentMetadata]:
         """Finished segments that the topic has and that have no metadata in the store."""
@@ -144,16 +144,16 @@ class CompletenessCheck:
         in_topic_by_id = {s.segment_id: s for s in now}
         unchanged = [s for s in before if in_topic_by_id.get(s.segment_id) == s]
         stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(self.tp)}
-        named = {problem.object_key for problem in self.stored.problems(self.tp)}
+        problem_keys = {problem.object_key for problem in self.stored.problems(self.tp)}
         faults: list[Condition] = []
 
         def fault(segment: RemoteLogSegmentMetadata, message: str) -> None:
             key = self.objects.segment_metadata_key(segment)
-            if key not in named:
+            if key not in problem_keys:
                 kind, start = Kind.SEGMENT_METADATA_UNREADABLE, segment.start_offset
                 faults.append(of_object(kind, self.tp, key, message, start))
 
-        for segment in self._not_in_store(unchanged):
+        for segment in self.segments_not_in_store(unchanged):
             message = (
                 f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
             )
@@ -162,12 +162,12 @@ class CompletenessCheck:
             other = stored.get(segment.segment_id)
             if other is not None and _says(other) != _says(segment):
                 fault(other, f"says {_says(other)}, the metadata topic {_says(segment)}")
-        seen = [(s.start_offset, s.end_offset) for s in finished(now)]
+        offsets_in_topic = [(s.start_offset, s.end_offset) for s in finished(now)]
         log_start = self._log_start(self.topic)
         for segment in finished(stored.values()):
             first = max(segment.start_offset, log_start)
             if segment.segment_id not in in_topic_by_id and not in_offsets(
-                first, segment.end_offset, seen
+                first, segment.end_offset, offsets_in_topic
             ):
                 fault(segment, "it is not in the metadata topic: no reader sees it")
         return faults

@@ -152,26 +152,27 @@ class _Plan:
 def plan_mirror(
     segments: Sequence[RemoteLogSegmentMetadata],
     source_objects: Mapping[str, StoredObject],
-    copied: Sequence[RemoteLogSegmentMetadata],
+    copied_segments: Sequence[RemoteLogSegmentMetadata],
     copied_objects: Mapping[str, StoredObject],
     *,
     compare: bool = False,
 ) -> _Plan:
-    """The objects that the copy lacks. Pure. `segments`: the archive's finished segments. `copied`:
-    the copy's segments. A log never changes, so only its size is compared, unless `compare` is set.
+    """The objects that the copy lacks. Pure. `segments`: the archive's finished segments.
+    `copied_segments`: the copy's segments. A log never changes, so only its size is compared,
+    unless `compare` is set.
     """
     plan = _Plan()
     at_source = by_segment(source_objects)
-    have = {segment.segment_id: segment for segment in copied}
+    have = {segment.segment_id: segment for segment in copied_segments}
     for metadata in segments:
         objects = at_source.get(metadata.segment_id, {})
         whole = all(
             (copied_object := copied_objects.get(relative_key)) is not None
-            and (file in REPLACEABLE or copied_object.size_bytes == stored.size_bytes)
-            for file, (relative_key, stored) in objects.items()
+            and (file in REPLACEABLE or copied_object.size_bytes == stored_object.size_bytes)
+            for file, (relative_key, stored_object) in objects.items()
             if file is not SegmentFile.METADATA
         )
-        files = {file: stored for file, (_, stored) in objects.items()}
+        files = {file: stored_object for file, (_, stored_object) in objects.items()}
         copy = ToCopy(metadata, files, have.get(metadata.segment_id))
         found_there = whole and copy.known is not None and not compare
         (plan.there if found_there else plan.copies).append(copy)
@@ -181,10 +182,10 @@ def plan_mirror(
         for relative_key in source_objects
         if parse_segment_key("", relative_key) is None
     ]
-    for segment_id, of_copy in by_segment(copied_objects).items():
+    for segment_id, copy_files in by_segment(copied_objects).items():
         if segment_id not in ids:
-            hidden = of_copy.get(SegmentFile.METADATA)
-            plan.extra += [hidden[0]] if hidden else [key for key, _ in of_copy.values()]
+            hidden = copy_files.get(SegmentFile.METADATA)
+            plan.extra += [hidden[0]] if hidden else [key for key, _ in copy_files.values()]
     plan.extra += [
         key
         for key in copied_objects
@@ -197,10 +198,13 @@ def by_segment(
     objects: Mapping[str, StoredObject],
 ) -> dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]]:
     files_by_segment: dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]] = {}
-    for relative_key, stored in objects.items():
+    for relative_key, stored_object in objects.items():
         key = parse_segment_key("", relative_key)
         if key is not None:
-            files_by_segment.setdefault(key.segment_id, {})[key.file] = (relative_key, stored)
+            files_by_segment.setdefault(key.segment_id, {})[key.file] = (
+                relative_key,
+                stored_object,
+            )
     return files_by_segment
 
 
@@ -277,13 +281,13 @@ class PartitionMirror:
         """Copies every object that the copy lacks, except segments that this run found damaged."""
         self._done_bytes, self._result.kept = 0, []
         copied_objects = await self.target.partition_objects(self.tp)
-        plan = await self._planned(copied_objects, compare=compare)
+        plan = await self._make_plan(copied_objects, compare=compare)
 
-        async def renew(copied: ToCopy) -> None:
-            if copied.metadata.segment_id in self._faulty or await self._renew(copied):
-                self._advance(copied.metadata.segment_size_bytes)
+        async def renew(to_copy: ToCopy) -> None:
+            if to_copy.metadata.segment_id in self._faulty or await self._renew(to_copy):
+                self._advance(to_copy.metadata.segment_size_bytes)
             else:
-                plan.copies.append(copied)
+                plan.copies.append(to_copy)
 
         # Readers see segments in the order of offsets: each waits until the one before has ended.
         last = asyncio.Event()
@@ -292,24 +296,26 @@ class PartitionMirror:
         async def copy(to_copy: ToCopy) -> None:
             nonlocal last
             before, last = last, asyncio.Event()
-            ended = last
+            previous_turn = last
             try:
                 if to_copy.metadata.segment_id not in self._faulty:
                     await self._copy(to_copy, copied_objects, before)
                 await before.wait()
             finally:
-                ended.set()
+                previous_turn.set()
             self._advance(to_copy.metadata.segment_size_bytes)
 
         # The notes go first. They tell a reader which records are lost and which not copied yet.
         for relative_key in plan.other_keys:
-            await self._copy_other(relative_key)
+            await self._copy_other_object(relative_key)
         await for_each(plan.there, renew, COMPARED_AT_ONCE)
         plan.copies.sort(key=lambda copy: copy.metadata.start_offset)
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         await self._remove(plan.extra)
 
-    async def _planned(self, copied_objects: Mapping[str, StoredObject], *, compare: bool) -> _Plan:
+    async def _make_plan(
+        self, copied_objects: Mapping[str, StoredObject], *, compare: bool
+    ) -> _Plan:
         tp, result = self.tp, self._result
         if copied_objects:
             await refreshed(self.target.rlmm, tp)
@@ -318,14 +324,16 @@ class PartitionMirror:
         # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tp))
         source_objects = await self.source.partition_objects(tp)
-        copied = self.target.rlmm.list_remote_log_segments(tp)
+        copied_segments = self.target.rlmm.list_remote_log_segments(tp)
         result.segments = len(segments)
         result.size_bytes = sum(segment.segment_size_bytes for segment in segments)
-        return plan_mirror(segments, source_objects, copied, copied_objects, compare=compare)
+        return plan_mirror(
+            segments, source_objects, copied_segments, copied_objects, compare=compare
+        )
 
     async def _open_all(self) -> None:
         await refreshed(self.target.rlmm, self.tp)
-        copied = finished(self.target.rlmm.list_remote_log_segments(self.tp))
+        copied_segments = finished(self.target.rlmm.list_remote_log_segments(self.tp))
 
         async def check(metadata: RemoteLogSegmentMetadata) -> None:
             error = await why_not_opened(self.target, metadata)
@@ -338,7 +346,7 @@ class PartitionMirror:
             kind = Kind.SEGMENT_DAMAGED
             self._add([of_object(kind, self.tp, key, message, first, retriable=again)])
 
-        await for_each(copied, check, COMPARED_AT_ONCE)
+        await for_each(copied_segments, check, COMPARED_AT_ONCE)
 
     def _add(self, faults: Iterable[Condition]) -> None:
         for fault in faults:
@@ -368,13 +376,13 @@ class PartitionMirror:
         """The small objects that differ from those of the copy."""
         differ = []
         for file in REPLACEABLE:
-            if (stored := copy.objects.get(file)) is None:
+            if (stored_object := copy.objects.get(file)) is None:
                 continue
             source, target = self.source.store, self.target.store
-            key = self.target.prefix + stored.key[len(self.source.prefix) :]
-            if not await same_objects(source, stored.key, target, key, COMPARED_BYTES):
+            key = self.target.prefix + stored_object.key[len(self.source.prefix) :]
+            if not await same_objects(source, stored_object.key, target, key, COMPARED_BYTES):
                 differ.append(file)
-            self.pace.spend(stored.size_bytes)
+            self.pace.spend(stored_object.size_bytes)
             await self.pace.turn(None)
         return differ
 
@@ -433,7 +441,7 @@ class PartitionMirror:
         turn: asyncio.Event,
     ) -> None:
         """`turn`: when the segment may be shown to readers."""
-        faults = await self._fetched(copy, folder)
+        faults = await self._download_segment(copy, folder)
         if faults and await is_gone(self.source.objects, copy.metadata):
             self._result.overtaken += 1
             return
@@ -444,8 +452,8 @@ class PartitionMirror:
 
         async def put() -> bool:
             wrote = False
-            for stored in copy.data:
-                wrote |= await self._put_data(stored, folder, copied_objects)
+            for stored_object in copy.data:
+                wrote |= await self._put_data(stored_object, folder, copied_objects)
             await turn.wait()
             return wrote | await self._put_metadata(copy)
 
@@ -462,7 +470,7 @@ class PartitionMirror:
                 return
             self._note_fault(copy, f"an object is missing ({error})")
         except ObjectNotReadable as error:
-            self._not_readable(error, copy)
+            self._note_unreadable(error, copy)
 
     def _note_faults(self, copy: ToCopy, faults: Sequence[Condition]) -> None:
         if faults:
@@ -482,12 +490,12 @@ class PartitionMirror:
         except RemoteStorageError as error:
             if not error.retriable:
                 raise
-            self._failed(copy, error)
+            self._note_failed_copy(copy, error)
             return
         self._failed_in_a_row = 0
         self._result.copied += wrote
 
-    def _failed(self, copy: ToCopy, error: RemoteStorageError) -> None:
+    def _note_failed_copy(self, copy: ToCopy, error: RemoteStorageError) -> None:
         """Note the segment. Raises `error` if so many fail in a row that the store fails."""
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= FAILING_IN_A_ROW_MAX and not self._again:
@@ -495,24 +503,24 @@ class PartitionMirror:
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
         self._result.failed.append(unread(copy.metadata, key, error))
 
-    async def _fetched(self, copy: ToCopy, folder: Path) -> list[Condition]:
+    async def _download_segment(self, copy: ToCopy, folder: Path) -> list[Condition]:
         """Downloads the segment into `folder` and returns its faults. Retries once after faults."""
         faults: list[Condition] = []
         await asyncio.to_thread(folder.mkdir)
         for _ in range(2):
-            for stored in copy.data:
-                await self._download(stored, folder / stored.key)
-            faults = await self._verified(copy.metadata, folder)
+            for stored_object in copy.data:
+                await self._download(stored_object, folder / stored_object.key)
+            faults = await self._verify_downloaded(copy.metadata, folder)
             if not faults:
                 break
         return faults
 
-    async def _download(self, stored: StoredObject, path: Path) -> None:
+    async def _download(self, stored_object: StoredObject, path: Path) -> None:
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         file: IO[bytes] = await asyncio.to_thread(path.open, "wb")
         step, position = self.pace.step(MIRROR_RANGE_BYTES), 0
         try:
-            while content := await _range(self.source.store, stored.key, position, step):
+            while content := await _range(self.source.store, stored_object.key, position, step):
                 await asyncio.to_thread(file.write, content)
                 self.pace.spend(len(content))
                 await self.pace.turn(None)
@@ -522,31 +530,37 @@ class PartitionMirror:
         finally:
             await asyncio.to_thread(file.close)
 
-    async def _verified(self, metadata: RemoteLogSegmentMetadata, folder: Path) -> list[Condition]:
+    async def _verify_downloaded(
+        self, metadata: RemoteLogSegmentMetadata, folder: Path
+    ) -> list[Condition]:
         """The faults of the downloaded segment, by the checks of `verify`."""
         async with RemoteStorage(
             FilesystemObjectStore(folder), self.source.prefix, at_rest=self.source.at_rest()
-        ) as downloaded:
+        ) as storage:
             check = SegmentVerifier(
-                downloaded.rsm, metadata, TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
+                storage.rsm, metadata, TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
             )
             await check.verify(continues=False)
         return check.faults
 
     async def _put_data(
-        self, stored: StoredObject, folder: Path, copied_objects: Mapping[str, StoredObject]
+        self, stored_object: StoredObject, folder: Path, copied_objects: Mapping[str, StoredObject]
     ) -> bool:
         """True: the object was written. False: the target already has it, from an earlier run."""
-        relative_key = stored.key[len(self.source.prefix) :]
-        store, key, path = self.target.store, self.target.prefix + relative_key, folder / stored.key
+        relative_key = stored_object.key[len(self.source.prefix) :]
+        store, key, path = (
+            self.target.store,
+            self.target.prefix + relative_key,
+            folder / stored_object.key,
+        )
         size = (await asyncio.to_thread(path.stat)).st_size
         copied_object = copied_objects.get(relative_key)
         async with FilesystemObjectStore(folder) as local:
             is_there = copied_object is not None and copied_object.size_bytes == size
-            if is_there and await same_objects(local, stored.key, store, key):
+            if is_there and await same_objects(local, stored_object.key, store, key):
                 return False
             await store.put_file(key, path, settled=True)
-            if not await same_objects(local, stored.key, store, key):
+            if not await same_objects(local, stored_object.key, store, key):
                 raise _not_what_was_put(key)
         self._result.bytes_copied += size
         return True
@@ -560,14 +574,14 @@ class PartitionMirror:
             raise ObjectNotFound(key)
         return await self._put_if_other(key[len(self.source.prefix) :], content)
 
-    def _not_readable(self, error: ObjectNotReadable, copy: ToCopy) -> None:
+    def _note_unreadable(self, error: ObjectNotReadable, copy: ToCopy) -> None:
         """The segment's other objects are left out too; the next run copies what is readable."""
         if error.retriable:
-            self._failed(copy, error)
+            self._note_failed_copy(copy, error)
             return
         self._note_fault(copy, str(error))
 
-    async def _copy_other(self, relative_key: str) -> None:
+    async def _copy_other_object(self, relative_key: str) -> None:
         try:
             content = await self.source.store.get(self.source.prefix + relative_key)
         except ObjectNotFound:
@@ -590,9 +604,9 @@ class PartitionMirror:
         if not relative_keys:
             return
         check = CompletenessCheck(self.source.objects, self.source.rlmm, self.tp)
-        lost = await check.check()
-        self._add(lost.faults)
-        if self._result.faults or self._result.failed or lost.unread:
+        damaged_segments = await check.check()
+        self._add(damaged_segments.faults)
+        if self._result.faults or self._result.failed or damaged_segments.unread:
             self._result.kept = relative_keys
             return
         for relative_key in relative_keys:

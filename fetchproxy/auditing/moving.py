@@ -168,36 +168,38 @@ async def mark_moved(
     source: MirrorSide, identity: ArchiveIdentity, to: str, now_ms: int
 ) -> ArchiveIdentity:
     """Mark the archive as moved: no archiver starts there, and a running one ends in a minute."""
-    moved = replace(identity, manager=None, moved=Moved(to, now_ms, identity.manager))
-    await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(moved))
+    moved_identity = replace(identity, manager=None, moved=Moved(to, now_ms, identity.manager))
+    await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(moved_identity))
     await asyncio.sleep(CREATION_SETTLE_S)
-    return await _check_marked(source, moved)
+    return await _check_marked(source, moved_identity)
 
 
-async def take_back(side: MirrorSide, moved: ArchiveIdentity) -> None:
+async def take_back(side: MirrorSide, moved_identity: ArchiveIdentity) -> None:
     """Mark `side` as the archive again, with its generation and manager."""
-    assert moved.moved is not None
-    identity = replace(moved, manager=moved.moved.manager, moved=None)
+    assert moved_identity.moved is not None
+    identity = replace(moved_identity, manager=moved_identity.moved.manager, moved=None)
     await side.store.put(side.prefix + LAYOUT_OBJECT, encode_identity(identity))
 
 
-async def hand_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdentity) -> None:
+async def hand_over(
+    source: MirrorSide, target: MirrorSide, moved_identity: ArchiveIdentity
+) -> None:
     """Mark the target as the archive, with the same identity. It knows the other copies, too."""
-    await _check_marked(source, moved)
-    assert moved.moved is not None
+    await _check_marked(source, moved_identity)
+    assert moved_identity.moved is not None
     for url, _ in await source.objects.list_mirrors():
-        if not same_place(url, moved.moved.to):
+        if not same_place(url, moved_identity.moved.to):
             await target.objects.note_mirror(url)
-    await take_back(target, moved)
+    await take_back(target, moved_identity)
 
 
-async def _check_marked(source: MirrorSide, moved: ArchiveIdentity) -> ArchiveIdentity:
-    if await read_identity(source.store, source.prefix) != moved:
+async def _check_marked(source: MirrorSide, moved_identity: ArchiveIdentity) -> ArchiveIdentity:
+    if await read_identity(source.store, source.prefix) != moved_identity:
         raise ArchiveMismatch(
             f"another process has written the {LAYOUT_OBJECT} of --from: stop it, and run this "
             "again"
         )
-    return moved
+    return moved_identity
 
 
 # Deletion of the objects that a moved archive has left behind. A segment is deleted only if the new
@@ -242,7 +244,7 @@ async def _delete_moved(
         result.kept += sorted(source_objects)
         return result
     copied_objects = await target.partition_objects(tp)
-    total = sum(stored.size_bytes for stored in source_objects.values())
+    total = sum(stored_object.size_bytes for stored_object in source_objects.values())
     for files in by_segment(source_objects).values():
         segment = dict(files.values())
         try:
@@ -278,33 +280,33 @@ async def _may_go(
     segment: Mapping[str, StoredObject],
     copied_objects: Mapping[str, StoredObject],
 ) -> bool:
-    named = [
+    objects_to_go = [
         relative_key
         for relative_key in segment
         if relative_key.endswith(f".{SegmentFile.METADATA}")
     ]
-    if not named:
+    if not objects_to_go:
         return _is_worthless(target, segment)
-    if named[0] not in copied_objects:
+    if objects_to_go[0] not in copied_objects:
         return True  # the new place has no faults, so it has deleted this segment
     others = [
         relative_key
         for relative_key in segment
-        if relative_key not in named
+        if relative_key not in objects_to_go
         and not await same_objects(
             source.store, source.prefix + relative_key, target.store, target.prefix + relative_key
         )
     ]
-    return await _is_readable(target, named[0], others)
+    return await _is_readable(target, objects_to_go[0], others)
 
 
-async def _is_readable(target: MirrorSide, named: str, others: Sequence[str]) -> bool:
+async def _is_readable(target: MirrorSide, log_key: str, others: Sequence[str]) -> bool:
     """Whether the segment can be read at the new place. Raises DamagedObject if its key is missing.
 
     `others`: objects that are not the same as at the old place. Since the cut-over the new place
     may have replaced small ones (`keys rewrap`, `verify --repair`): then everything is checked.
     """
-    key = parse_segment_key("", named)
+    key = parse_segment_key("", log_key)
     assert key is not None
     segments = target.rlmm.list_remote_log_segments(key.segment_id.topic_id_partition)
     same_id = [segment for segment in segments if segment.segment_id == key.segment_id]

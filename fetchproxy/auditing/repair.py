@@ -74,17 +74,17 @@ def metadata_of_lost(
         segment_leader_epochs=segment.leader_epochs,
         segment_size_bytes=segment.size_bytes,
     )
-    shared = [o for o in partition.counted if o.start_offset <= end and o.end_offset >= start]
-    if shared:
-        first = min(shared, key=lambda other: other.start_offset)
+    overlapping = [o for o in partition.counted if o.start_offset <= end and o.end_offset >= start]
+    if overlapping:
+        first = min(overlapping, key=lambda other: other.start_offset)
         if first.start_offset <= start or not _begins_newer_lineage(first, segment.leader_epochs):
             raise CorruptSegment(
                 f"offsets {start} to {end} are in another segment, from {first.start_offset}"
             )
-        cut = first.start_offset - 1
-        clipped = metadata.clipped(cut)
-        metadata = replace(clipped, max_timestamp_ms=derived.max_timestamp_ms(cut))
-    _check_place(metadata, partition, is_cut=bool(shared))
+        cut_offset = first.start_offset - 1
+        clipped_metadata = metadata.clipped(cut_offset)
+        metadata = replace(clipped_metadata, max_timestamp_ms=derived.max_timestamp_ms(cut_offset))
+    _check_place(metadata, partition, is_cut=bool(overlapping))
     return metadata
 
 
@@ -214,15 +214,15 @@ class _PartitionRepair:
         segments_as_copied = [await self._as_copied(s) for s in segments]
         every = [
             *zip(segments_as_copied, segments, strict=True),
-            *((s, None) for s in await self._lost(segments_as_copied)),
+            *((s, None) for s in await self._lost_segments(segments_as_copied)),
         ]
         every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))
-        found_again = await self._find_again(
+        found_again = await self._derive_lost_metadata(
             [s for s, known_as in every if not known_as], segments_as_copied
         )
         log_seen = SeenLog()
         for stub, metadata in every:
-            stored = {file: await self._stored(stub, file) for file in DERIVED}
+            stored_files = {file: await self._read_stored(stub, file) for file in DERIVED}
             if metadata is not None:
                 starts = {other.start_offset for other, _ in every if other is not stub}
                 counts, derived = stub, await self._derive(stub, stub, starts, segments_as_copied)
@@ -232,15 +232,15 @@ class _PartitionRepair:
                 continue
             before = log_seen.lineage_before(counts)
             if derived is not None:
-                trusted = metadata is not None and not self._is_faulty(counts)
-                begun = _aborted_open_at(counts, stored) if trusted else None
-                self._add_events(log_seen, counts, derived, begun)
+                is_trusted = metadata is not None and not self._is_faulty(counts)
+                open_transactions = _aborted_open_at(counts, stored_files) if is_trusted else None
+                self._add_events(log_seen, counts, derived, open_transactions)
                 if metadata is None or self._is_faulty(counts):
                     unsaid = replace(counts, has_aborted_txns=False)
                     has_txn = (await self._as_copied(unsaid)).has_aborted_txns
-                    broken = _Broken(counts, metadata, derived, before, stored, has_txn)
+                    broken = _Broken(counts, metadata, derived, before, stored_files, has_txn)
                     self._broken.append(broken)
-            self._note_lineage(log_seen, counts, stored, derived, before)
+            self._note_lineage(log_seen, counts, stored_files, derived, before)
         self._history.end(log_seen.end)
 
     def _add_events(
@@ -248,14 +248,14 @@ class _PartitionRepair:
         log_seen: SeenLog,
         metadata: RemoteLogSegmentMetadata,
         derived: DerivedSegment,
-        begun: Mapping[int, int] | None,
+        open_transactions: Mapping[int, int] | None,
     ) -> None:
         """Copies of a log may overlap: each offset's events come from the first segment with it."""
         is_behind = metadata.start_offset > log_seen.end
         if not log_seen.goes_on_with(metadata) or (
-            self._history.is_dark and begun is not None and is_behind
+            self._history.is_dark and open_transactions is not None and is_behind
         ):
-            self._history.restart(log_seen.end, metadata.start_offset, begun)
+            self._history.restart(log_seen.end, metadata.start_offset, open_transactions)
             log_seen.end = metadata.start_offset - 1
         for event in derived.txn_events:
             if log_seen.end < event.offset <= metadata.end_offset:
@@ -287,12 +287,12 @@ class _PartitionRepair:
             await self.rsm.put_index(listed, repair.file, repair.content)
 
     # --- what the store has ---
-    async def _lost(
+    async def _lost_segments(
         self, recorded: Sequence[RemoteLogSegmentMetadata]
     ) -> list[RemoteLogSegmentMetadata]:
         """Stubs for segments whose metadata are faulty and not known."""
         ids = {segment.segment_id for segment in recorded}
-        lost: list[RemoteLogSegmentMetadata] = []
+        lost_segments: list[RemoteLogSegmentMetadata] = []
         for key in sorted(self.faulty):
             segment_key = self.rsm.parse_key(key)
             if (
@@ -311,8 +311,8 @@ class _PartitionRepair:
                     state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                     has_aborted_txns=True,  # so the transaction index is read
                 )
-                lost.append(replace(stub, packed=await self.packed.is_packed(stub)))
-        return lost
+                lost_segments.append(replace(stub, packed=await self.packed.is_packed(stub)))
+        return lost_segments
 
     async def _derive(
         self,
@@ -326,8 +326,8 @@ class _PartitionRepair:
         ends = [s.end_offset for s in finished]
         witnesses = Witnesses(
             recorded,
-            await self._stored(metadata, SegmentFile.INDEX),
-            await self._stored(metadata, SegmentFile.EPOCHS),
+            await self._read_stored(metadata, SegmentFile.INDEX),
+            await self._read_stored(metadata, SegmentFile.EPOCHS),
             starts,
             finished_to=None if stated_end is None else max([stated_end, *ends]),
             stated_end=stated_end,
@@ -348,11 +348,13 @@ class _PartitionRepair:
             self.refusals.append(f"{self._name(metadata)}: {reason}")
         return None
 
-    async def _find_again(
-        self, lost: Sequence[RemoteLogSegmentMetadata], recorded: Sequence[RemoteLogSegmentMetadata]
+    async def _derive_lost_metadata(
+        self,
+        lost_segments: Sequence[RemoteLogSegmentMetadata],
+        recorded: Sequence[RemoteLogSegmentMetadata],
     ) -> dict[RemoteLogSegmentMetadata, tuple[RemoteLogSegmentMetadata, DerivedSegment]]:
         """New metadata for lost segments, last first: a segment cuts another that it begins in."""
-        if not lost:
+        if not lost_segments:
             return {}
         view = self.rlmm.view(self.tp)
         partition = PartitionContext(
@@ -363,9 +365,9 @@ class _PartitionRepair:
             if self._finished_offsets is None
             else self._finished_offsets.leader_epoch,
         )
-        found = {}
-        for stub in reversed(lost):
-            starts = {s.start_offset for s in (*recorded, *lost) if s is not stub}
+        derived_by_stub = {}
+        for stub in reversed(lost_segments):
+            starts = {s.start_offset for s in (*recorded, *lost_segments) if s is not stub}
             derived = await self._derive(stub, None, starts, recorded)
             try:
                 if derived is None:
@@ -379,24 +381,24 @@ class _PartitionRepair:
             partition.counted.append(counts)
             if (lineage := await self._lineage_of(counts)) is not None:
                 partition.lineages.append(lineage)
-            found[stub] = counts, derived
-        return found
+            derived_by_stub[stub] = counts, derived
+        return derived_by_stub
 
     async def _lineage_of(
         self, metadata: RemoteLogSegmentMetadata
     ) -> tuple[EpochStart, ...] | None:
-        return epochs_that_agree(metadata, await self._stored(metadata, SegmentFile.EPOCHS))
+        return epochs_that_agree(metadata, await self._read_stored(metadata, SegmentFile.EPOCHS))
 
     def _note_lineage(
         self,
         log_seen: SeenLog,
         metadata: RemoteLogSegmentMetadata,
-        stored: Stored,
+        stored_files: Stored,
         derived: DerivedSegment | None,
         before: tuple[EpochStart, ...] | None,
     ) -> None:
         """Notes the log's epochs up to the segment's end: as stored, otherwise as derived."""
-        agreed_epochs = epochs_that_agree(metadata, stored[SegmentFile.EPOCHS])
+        agreed_epochs = epochs_that_agree(metadata, stored_files[SegmentFile.EPOCHS])
         if agreed_epochs is not None:
             self._lineage_after[metadata.start_offset] = agreed_epochs
         elif derived is not None and (before is not None or log_seen.lineage_end < 0):
@@ -409,7 +411,9 @@ class _PartitionRepair:
         except (ObjectNotFound, DamagedObject):
             return metadata
 
-    async def _stored(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes | None:
+    async def _read_stored(
+        self, metadata: RemoteLogSegmentMetadata, file: SegmentFile
+    ) -> bytes | None:
         try:
             return await self.rsm.fetch_index(metadata.ref.as_listed(), file)
         except (ObjectNotFound, DamagedObject):
@@ -424,7 +428,10 @@ class _PartitionRepair:
         contents: dict[SegmentFile, bytes | None] = {
             SegmentFile.INDEX: segment.index.encoded(keys[SegmentFile.LOG])
         }
-        for file, tell in ((SegmentFile.EPOCHS, self._epochs), (SegmentFile.TXN, self._aborted)):
+        for file, tell in (
+            (SegmentFile.EPOCHS, self._epochs),
+            (SegmentFile.TXN, self._aborted_entries),
+        ):
             if keys[file] in self.faulty or broken.known is None:
                 try:
                     contents[file] = tell(broken, metadata)
@@ -444,30 +451,30 @@ class _PartitionRepair:
             repairs.append(_Repair(metadata, SegmentFile.METADATA, encode_segment(metadata)))
         return repairs
 
-    def _aborted(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:
+    def _aborted_entries(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:
         """Raises CorruptSegment."""
-        aborted = self._history.aborted_in(metadata.start_offset, metadata.end_offset)
-        return encode_aborted(aborted) if aborted or broken.has_txn else None
+        aborted_txns = self._history.aborted_in(metadata.start_offset, metadata.end_offset)
+        return encode_aborted(aborted_txns) if aborted_txns or broken.has_txn else None
 
     def _epochs(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes:
         """The stored epochs if they agree with the log, else derived. Raises CorruptSegment."""
         stored = broken.stored[SegmentFile.EPOCHS]
         if stored is not None and epochs_that_agree(metadata, stored) is not None:
             return stored
-        of_log = broken.derived.segment.leader_epochs
+        log_epochs = broken.derived.segment.leader_epochs
         if broken.lineage_before is not None:
-            return encode_epochs(extend_lineage(broken.lineage_before, of_log))
+            return encode_epochs(extend_lineage(broken.lineage_before, log_epochs))
         end = broken.derived.segment.end_offset
         for start, lineage in sorted(self._lineage_after.items()):
             if start > metadata.start_offset:
                 stored_epochs = tuple(e for e in lineage if e.start_offset <= end)
-                if agrees(clip_epochs(stored_epochs, metadata.start_offset, end), of_log):
+                if agrees(clip_epochs(stored_epochs, metadata.start_offset, end), log_epochs):
                     return encode_epochs(stored_epochs)
         # As far as is known, no offset below this one was ever archived.
         first_offset = 0 if self._finished_offsets is None else self._finished_offsets.recorded_from
         if metadata.start_offset > first_offset:
             raise CorruptSegment("it is not known which leader epochs the log had before it")
-        return encode_epochs(of_log)
+        return encode_epochs(log_epochs)
 
     def _is_faulty(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return any(self.rsm.object_key(metadata, file) in self.faulty for file in SegmentFile)
@@ -477,12 +484,14 @@ class _PartitionRepair:
         return f"{metadata.topic_id_partition}: segment at offset {metadata.start_offset}"
 
 
-def _aborted_open_at(metadata: RemoteLogSegmentMetadata, stored: Stored) -> dict[int, int] | None:
+def _aborted_open_at(
+    metadata: RemoteLogSegmentMetadata, stored_files: Stored
+) -> dict[int, int] | None:
     """By producer, first offsets of aborted transactions that began below a sound segment. None:
     not known.
     """
     try:
-        entries = decode_aborted(stored[SegmentFile.TXN] or b"")
+        entries = decode_aborted(stored_files[SegmentFile.TXN] or b"")
     except CorruptSegment:
         return None
     return {

@@ -63,7 +63,9 @@ def plan_resolution(
     # If the archive has no segment, the last epoch before the leader's log.
     after_epoch = lineage[-1].epoch if lineage else leader.log_offsets.log_start_epoch - 1
     if choice is LogChoice.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
-        return ResolutionPlan(readable[::-1], None, None, _dropped(readable, leader.log_offsets))
+        return ResolutionPlan(
+            readable[::-1], None, None, _sentences_on_hidden_records(readable, leader.log_offsets)
+        )
     if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
         raise ResolutionRefused(
             f"{view.tp}: the leader's epoch is {leader.leader_epoch}, and epoch {after_epoch} is "
@@ -74,7 +76,7 @@ def plan_resolution(
     log_start = start if start > leader.log_offsets.log_start_offset else None
     history = view.history.followed_by(after_epoch)
     if choice is LogChoice.TRUNCATE:
-        words = _dropped(readable, leader.log_offsets)
+        words = _sentences_on_hidden_records(readable, leader.log_offsets)
         return ResolutionPlan(readable[::-1], history, log_start, words)
     words = (
         f"{len(readable)} segments stay in the store, hidden from readers",
@@ -122,7 +124,7 @@ def _keep(view: PartitionView, log_offsets: LogOffsets) -> ResolutionPlan:
     return ResolutionPlan((), history, None, words)
 
 
-def _dropped(
+def _sentences_on_hidden_records(
     segments: Sequence[RemoteLogSegmentMetadata], log_offsets: LogOffsets
 ) -> tuple[str, ...]:
     size_bytes = sum(s.segment_size_bytes for s in segments)

@@ -60,12 +60,12 @@ async def restore_archive(
         now = asyncio.get_running_loop().time()
         table = PartitionTable(tp) if follower is None else await follower.table(tp, now)
         events = await _missing_events(stored, tp, table, wall_clock_ms())
-        restored = _summary(stored, tp, table, events)
+        restored_partition = _summary(stored, tp, table, events)
         if follower is not None and not dry_run:
             for event in bracketed(tp, events, table.restoring, wall_clock_ms()):
                 # A refused event was overtaken by an archiver's event, so the topic is newer.
                 await follower.append(event)
-        results.append(restored)
+        results.append(restored_partition)
 
     await for_each(partitions, restore, PARTITIONS_AT_ONCE)
     return sorted(results, key=lambda restored: restored.tp)
@@ -101,12 +101,12 @@ def _summary(
 ) -> RestoredPartition:
     """`events`: not written yet."""
     ids = {segment.segment_id for segment in stored.list_remote_log_segments(tp)}
-    changed = {e.segment_id for e in events if isinstance(e, RemoteLogSegmentMetadata)}
+    changed_ids = {e.segment_id for e in events if isinstance(e, RemoteLogSegmentMetadata)}
     starts = [event.offset for event in events if isinstance(event, LogStartOffset)]
     return RestoredPartition(
         tp=tp,
         segments=len(ids),
-        restored=len(changed),
+        restored=len(changed_ids),
         unreadable=sum(not problem.retriable for problem in stored.problems(tp)),
         not_in_store=sum(s.is_finished and s.segment_id not in ids for s in table.segments()),
         raised_log_start=starts[0] if starts else None,
@@ -115,15 +115,15 @@ def _summary(
 
 
 def bracketed(
-    tp: TopicIdPartition, events: Sequence[MetadataEvent], begun: bool, now_ms: int
+    tp: TopicIdPartition, events: Sequence[MetadataEvent], is_begun: bool, now_ms: int
 ) -> list[MetadataEvent]:
-    """`events` between a begin and an end event; empty if there is nothing to do. `begun`: an
+    """`events` between a begin and an end event; empty if there is nothing to do. `is_begun`: an
     earlier restore did not end. If several restores run at once, each writes all missing events,
     so the end event of the first is right.
     """
-    if not events and not begun:
+    if not events and not is_begun:
         return []
-    begin = [] if begun else [Restore(tp, True, now_ms)]
+    begin = [] if is_begun else [Restore(tp, True, now_ms)]
     return [*begin, *events, Restore(tp, False, now_ms)]
 
 

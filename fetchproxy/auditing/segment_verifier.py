@@ -48,14 +48,14 @@ async def look_at_unnamed(
     archive: ArchiveObjects,
     rlmm: RemoteLogMetadataManager,
     tp: TopicIdPartition,
-    finished: Iterable[RemoteLogSegmentMetadata],
+    finished_segments: Iterable[RemoteLogSegmentMetadata],
 ) -> tuple[list[Condition], list[tuple[int, int]]]:
     """The faults, each with the key of the missing metadata object, and the offsets of these
     segments. Archivers delete other unnamed objects once they are old. Raises RemoteStorageError.
     """
     faults: list[Condition] = []
     offsets: list[tuple[int, int]] = []
-    in_segments = [(segment.start_offset, segment.end_offset) for segment in finished]
+    in_segments = [(segment.start_offset, segment.end_offset) for segment in finished_segments]
     for objects in (await find_orphans(archive, rlmm, tp)).values():
         view = rlmm.view(tp)
         lost = await _lost_segment(rsm, objects)
@@ -110,7 +110,7 @@ class SegmentVerifier:
             self._advance(metadata.segment_size_bytes)
             self.txns.restart()
             return
-        if metadata.packed and await self._decoded(SegmentFile.PACKING, bytes) is None:
+        if metadata.packed and await self._decode_or_note_fault(SegmentFile.PACKING, bytes) is None:
             # Nothing else of the segment can be read, and no other object is at fault.
             self._advance(metadata.segment_size_bytes)
             self.txns.restart()
@@ -135,7 +135,7 @@ class SegmentVerifier:
             await self._small_files()
 
     async def _small_files(self) -> tuple[RemoteLogIndex | None, tuple[AbortedTxn, ...] | None]:
-        index, aborted = await self._index(), await self._aborted()
+        index, aborted = await self._index(), await self._check_txn_index()
         await self._epochs()
         await self._kafka_files()
         return index, aborted
@@ -157,7 +157,7 @@ class SegmentVerifier:
             index.check_covers(self.metadata.stored_end_offset, self.metadata.segment_size_bytes)
             return index
 
-        index = await self._decoded(SegmentFile.INDEX, parsed)
+        index = await self._decode_or_note_fault(SegmentFile.INDEX, parsed)
         if index is None:
             return None
         # An archive may be copied below another prefix, so only the key within it is compared.
@@ -165,10 +165,10 @@ class SegmentVerifier:
             self._fault(SegmentFile.INDEX, f"rdi names {index.object_key!r}")
         return index
 
-    async def _aborted(self) -> tuple[AbortedTxn, ...] | None:
+    async def _check_txn_index(self) -> tuple[AbortedTxn, ...] | None:
         if not self.metadata.has_aborted_txns:
             return ()
-        aborted = await self._decoded(SegmentFile.TXN, side_files.decode_aborted)
+        aborted = await self._decode_or_note_fault(SegmentFile.TXN, side_files.decode_aborted)
         if aborted is None:
             return None
         if not aborted and self.metadata.copied_end_offset is None:
@@ -182,7 +182,7 @@ class SegmentVerifier:
         return side_files.clip_aborted(aborted, self.metadata.end_offset)
 
     async def _epochs(self) -> None:
-        lineage = await self._decoded(SegmentFile.EPOCHS, side_files.decode_epochs)
+        lineage = await self._decode_or_note_fault(SegmentFile.EPOCHS, side_files.decode_epochs)
         if lineage is None:
             return
         metadata = self.metadata
@@ -204,15 +204,15 @@ class SegmentVerifier:
         """Checks a broker's own files. Only some segments from `log-dirs` have them."""
         metadata = self.metadata
         base, end = metadata.start_offset, metadata.stored_end_offset
-        clipped = metadata.copied_end_offset is not None
-        newest_ms = 2**63 - 1 if clipped else metadata.max_timestamp_ms
+        is_clipped = metadata.copied_end_offset is not None
+        newest_ms = 2**63 - 1 if is_clipped else metadata.max_timestamp_ms
         for file in KAFKA_FILES:
             try:
                 raw = await self.rsm.fetch_index(metadata, file)
             except ObjectNotFound:
                 continue
             except DamagedObject as error:
-                self._damaged(file, error)
+                self._note_damage(file, error)
                 continue
             if file is SegmentFile.OFFSET_INDEX:
                 fault = side_files.offset_index_fault(raw, base, end, metadata.segment_size_bytes)
@@ -223,14 +223,16 @@ class SegmentVerifier:
             if fault:
                 self._fault(file, fault)
 
-    async def _decoded(self, file: SegmentFile, decode: Callable[[bytes], T]) -> T | None:
+    async def _decode_or_note_fault(
+        self, file: SegmentFile, decode: Callable[[bytes], T]
+    ) -> T | None:
         """None: the object is missing or damaged, and a fault is added."""
         try:
             return decode(await self.rsm.fetch_index(self.metadata, file))
         except ObjectNotFound:
             self._fault(file, "object is missing")
         except CorruptSegment as error:
-            self._damaged(file, error)
+            self._note_damage(file, error)
         return None
 
     async def _read_log(self, check: SegmentCheck) -> bool:
@@ -249,7 +251,7 @@ class SegmentVerifier:
             self._fault(SegmentFile.LOG, "object is missing")
             return False
         except DamagedObject as error:  # a block of a packed log is damaged
-            self._damaged(SegmentFile.LOG, error)
+            self._note_damage(SegmentFile.LOG, error)
             return False
         return True
 
@@ -284,7 +286,7 @@ class SegmentVerifier:
     def _key(self, file: SegmentFile) -> str:
         return self.rsm.object_key(self.metadata, file)
 
-    def _damaged(self, file: SegmentFile, error: CorruptSegment) -> None:
+    def _note_damage(self, file: SegmentFile, error: CorruptSegment) -> None:
         if error.retriable:
             self.unread.append(unread(self.metadata, self._key(file), error))
         else:

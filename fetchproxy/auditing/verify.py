@@ -129,12 +129,14 @@ class _PartitionCheck:
         for problem in self.rlmm.problems(self.tp):
             (self.report.unread if problem.retriable else self.report.faults).append(problem)
         segments = self.rlmm.list_remote_log_segments(self.tp)
-        named = finished(segments)
-        faults, lost = await look_at_unnamed(self.rsm, self.objects, self.rlmm, self.tp, named)
+        finished_segments = finished(segments)
+        faults, lost_segments = await look_at_unnamed(
+            self.rsm, self.objects, self.rlmm, self.tp, finished_segments
+        )
         self.report.faults += faults
-        self.bytes_total = sum(segment.segment_size_bytes for segment in named)
-        self.report.segments_unfinished = len(segments) - len(named)
-        return lost
+        self.bytes_total = sum(segment.segment_size_bytes for segment in finished_segments)
+        self.report.segments_unfinished = len(segments) - len(finished_segments)
+        return lost_segments
 
     async def verify_log(self, segments: _Segments) -> None:
         view = self.rlmm.view(self.tp)
@@ -142,11 +144,13 @@ class _PartitionCheck:
         # By the start offset of the chain's next segment. Copies of a log may overlap after two
         # archivers copied it at once, or after a merge.
         chains: dict[int, TxnCheck] = {}
-        expected: int | None = None
-        before: RemoteLogSegmentMetadata | None = None  # the segment that ends before `expected`
+        expected_offset: int | None = None
+        before: RemoteLogSegmentMetadata | None = (
+            None  # the segment that ends before `expected_offset`
+        )
         unconfirmed: _Segments = []  # since the last segment with known `.epochs`
         # Metadata keys of segments with an end that is already reported as wrong.
-        reported: set[str | None] = set()
+        reported_keys: set[str | None] = set()
         for metadata in segments:
             start = metadata.start_offset
             # At the end of a log kept by `fetchproxy resolve`, another log begins. A batch may
@@ -157,10 +161,10 @@ class _PartitionCheck:
             chains = {offset: chain for offset, chain in chains.items() if offset >= start}
             chains[metadata.end_offset + 1] = txns
             segment = SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.add_progress)
-            if expected is not None and before is not None and start < expected:
+            if expected_offset is not None and before is not None and start < expected_offset:
                 self.report.segments_overlapping += 1
                 overlaps = overlap_faults(self.objects, before, metadata, settled_below)
-                reported.update(fault.object_key for fault in overlaps)
+                reported_keys.update(fault.object_key for fault in overlaps)
                 self.report.faults += overlaps
             await segment.verify(continues=continues)
             await self._take(segment)
@@ -169,12 +173,12 @@ class _PartitionCheck:
                     self.objects, unconfirmed, metadata, segment.lineage, settled_below
                 )
                 self.report.faults += [
-                    fault for fault in faults if fault.object_key not in reported
+                    fault for fault in faults if fault.object_key not in reported_keys
                 ]
                 unconfirmed = []
             unconfirmed.append(metadata)
-            if expected is None or metadata.end_offset >= expected:
-                expected, before = metadata.end_offset + 1, metadata
+            if expected_offset is None or metadata.end_offset >= expected_offset:
+                expected_offset, before = metadata.end_offset + 1, metadata
 
     async def _take(self, segment: SegmentVerifier, *, again: bool = False) -> None:
         """Add the segment's check to the report. `again`: it is the second one."""
@@ -251,13 +255,13 @@ def lineage_faults(
     """
     faults = []
     for older in before:
-        parted = first_newer(older, lineage, settled_below)
-        if parted is not None:
+        parting_offset = first_newer(older, lineage, settled_below)
+        if parting_offset is not None:
             message = (
-                f"its leader epoch from {parted} on is older than in the leader epochs of the "
-                f"segment from {metadata.start_offset}"
+                f"its leader epoch from {parting_offset} on is older than in the leader epochs of "
+                f"the segment from {metadata.start_offset}"
             )
-            faults.append(_ends_too_late(objects, older, message, parted))
+            faults.append(_ends_too_late(objects, older, message, parting_offset))
     return faults
 
 
@@ -271,23 +275,23 @@ def overlap_faults(
     part, the older segment should end. Below `settled_below`, an operator has decided which log
     counts.
     """
-    parted = first_difference(before, metadata, settled_below)
-    if parted is None:
+    parting_offset = first_difference(before, metadata, settled_below)
+    if parting_offset is None:
         return []
     older, newer = before, metadata
-    if epoch_at(before.segment_leader_epochs, parted) > epoch_at(
-        metadata.segment_leader_epochs, parted
+    if epoch_at(before.segment_leader_epochs, parting_offset) > epoch_at(
+        metadata.segment_leader_epochs, parting_offset
     ):
         older, newer = metadata, before
     message = (
         f"overlaps the segment from {newer.start_offset}, whose leader epoch is newer "
-        f"from {parted} on"
+        f"from {parting_offset} on"
     )
-    return [_ends_too_late(objects, older, message, parted)]
+    return [_ends_too_late(objects, older, message, parting_offset)]
 
 
 def _ends_too_late(
-    objects: ArchiveObjects, segment: RemoteLogSegmentMetadata, message: str, parted: int
+    objects: ArchiveObjects, segment: RemoteLogSegmentMetadata, message: str, parting_offset: int
 ) -> Condition:
     key = objects.segment_metadata_key(segment)
-    return of_object(Kind.SEGMENT_DAMAGED, segment.topic_id_partition, key, message, parted)
+    return of_object(Kind.SEGMENT_DAMAGED, segment.topic_id_partition, key, message, parting_offset)

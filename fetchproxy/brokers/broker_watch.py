@@ -75,16 +75,20 @@ class BrokerWatch:
 
     def _note_named(self, now: float) -> None:
         by_id = self._cluster.known_brokers()
-        named = dict.fromkeys(by_id.values())
+        named_addresses = dict.fromkeys(by_id.values())
         for node_id, before in self._by_id.items():
-            if before not in named and by_id.get(node_id, before) != before:
+            if before not in named_addresses and by_id.get(node_id, before) != before:
                 self._brokers.pop(before, None)  # the broker has moved
         self._by_id.update(by_id)
-        for address in named or self._cluster.bootstrap:
+        for address in named_addresses or self._cluster.bootstrap:
             self._brokers.setdefault(address, _Broker(now)).named_at = now
         # A bootstrap address that the cluster does not name is not one of the brokers.
-        strange = set(self._cluster.bootstrap) - {*named} - self._ever_named if named else set()
-        self._ever_named.update(named.keys() & set(self._cluster.bootstrap))
+        strange = (
+            set(self._cluster.bootstrap) - {*named_addresses} - self._ever_named
+            if named_addresses
+            else set()
+        )
+        self._ever_named.update(named_addresses.keys() & set(self._cluster.bootstrap))
         self._brokers = {
             address: broker
             for address, broker in self._brokers.items()
@@ -119,7 +123,7 @@ class BrokerWatch:
                 await self._cluster.greet(address)
             except ClusterUnavailable as error:
                 if is_last:
-                    self._failed(address, broker, error)
+                    self._note_failure(address, broker, error)
                     return
                 continue  # the connection may have been stale: try a new one
             except ClusterError:
@@ -129,7 +133,7 @@ class BrokerWatch:
         broker.responded = True
         self._publish()
 
-    def _failed(self, address: HostPort, broker: _Broker, error: ClusterUnavailable) -> None:
+    def _note_failure(self, address: HostPort, broker: _Broker, error: ClusterUnavailable) -> None:
         broker.error = str(error)
         if broker.away_since is None and broker.counts:
             broker.away_since = asyncio.get_running_loop().time()

@@ -133,7 +133,7 @@ class Cluster:
         """Raises ClusterError with the broker's code: 3 for an unknown topic and for a name that no
         topic can have. Creates no topic.
         """
-        return _found((await self.topics_by_name([name], max_age_ms))[name])
+        return _result_or_raise((await self.topics_by_name([name], max_age_ms))[name])
 
     async def topics_by_name(
         self, names: Collection[str], max_age_ms: int | None = None
@@ -149,7 +149,7 @@ class Cluster:
     async def topic_by_id(self, topic_id: UUID, max_age_ms: int | None = None) -> TopicInfo:
         """Raises ClusterError: 100 for an unknown id (also after a deletion or re-creation)."""
         results = await self._look_up([topic_id], max_age_ms)
-        return _found(results[topic_id])
+        return _result_or_raise(results[topic_id])
 
     async def topics_of(
         self, keys: Collection[str | UUID], max_age_ms: int | None = None
@@ -167,20 +167,20 @@ class Cluster:
     ) -> dict[K, TopicInfo | ClusterError]:
         oldest = self._oldest(max_age_ms)
         results: dict[K, TopicInfo | ClusterError] = {}
-        uncached: list[K] = []
+        uncached_keys: list[K] = []
         async for key in cooperative(keys):
             topic = self._metadata.find(key, oldest)
             if topic is None:
-                uncached.append(key)
+                uncached_keys.append(key)
             else:
                 results[key] = topic
-        if uncached:
-            response = await self._ask_metadata(uncached)
+        if uncached_keys:
+            response = await self._ask_metadata(uncached_keys)
             by_key = {
                 key: topic for topic in response.topics for key in (topic.name, topic.topic_id)
             }
-            async for key in cooperative(uncached):
-                results[key] = by_key.get(key) or _refused(key, response)
+            async for key in cooperative(uncached_keys):
+                results[key] = by_key.get(key) or _metadata_error(key, response)
         return results
 
     async def still_there(self, max_age_ms: int) -> list[TopicInfo]:
@@ -232,7 +232,7 @@ class Cluster:
         """
         now = asyncio.get_running_loop().time()
         oldest = now if not_older_than is None else not_older_than
-        return _found((await self._log_offsets.get([tp], oldest))[tp])
+        return _result_or_raise((await self._log_offsets.get([tp], oldest))[tp])
 
     async def fetch_log_offsets(
         self, tps: Collection[TopicIdPartition], *, not_older_than: float
@@ -304,8 +304,8 @@ class Cluster:
             [payload] = await connection.send(ApiKey.FETCH, version, [body], wait_max_ms)
             fetched = decode_fetch(payload, version, tp)
             # The broker refuses a request that names another epoch than its own (KIP-320).
-            named = version >= _NAMES_LEADER_EPOCH_FROM
-            return replace(fetched, leader_epoch=leader_epoch) if named else fetched
+            names_leader_epoch = version >= _NAMES_LEADER_EPOCH_FROM
+            return replace(fetched, leader_epoch=leader_epoch) if names_leader_epoch else fetched
 
         return await self.ask_leader(tp, ask)
 
@@ -322,7 +322,7 @@ class Cluster:
             async with self._connections.exclusive(leader) as connection:
                 return {tp: await ask(connection, topics[tp])}
 
-        return _found((await self._leaders.ask([tp], alone))[tp])
+        return _result_or_raise((await self._leaders.ask([tp], alone))[tp])
 
     # --- whom to ask ---
     async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> ClusterMetadata:
@@ -372,21 +372,21 @@ class Cluster:
         brokers = list(self._metadata.brokers.values())
         self._rng.shuffle(brokers)  # spread the load if the last broker fails
         first = [] if self._last_good is None else [self._last_good]
-        mixed = [one for pair in zip_longest(brokers, self.bootstrap) for one in pair if one]
-        return list(dict.fromkeys([*first, *mixed]))
+        candidates = [one for pair in zip_longest(brokers, self.bootstrap) for one in pair if one]
+        return list(dict.fromkeys([*first, *candidates]))
 
     def _oldest(self, max_age_ms: int | None) -> float:
         age_ms = METADATA_AGE_MAX_MS if max_age_ms is None else max_age_ms
         return asyncio.get_running_loop().time() - age_ms / 1000
 
 
-def _found(value: T | ClusterError) -> T:
+def _result_or_raise(value: T | ClusterError) -> T:
     if isinstance(value, ClusterError):
         raise value
     return value
 
 
-def _refused(key: str | UUID, response: ClusterMetadata) -> ClusterError:
+def _metadata_error(key: str | UUID, response: ClusterMetadata) -> ClusterError:
     by_id = isinstance(key, UUID)
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     code = response.failed.get(key, unknown)
@@ -410,9 +410,9 @@ async def delete_records(cluster: Cluster, tp: TopicIdPartition, offset: int) ->
             timeout_ms=_REPLICAS_WAIT_MS,
         )
         response = await connection.call(request, DeleteRecordsResponse, _REPLICAS_WAIT_MS)
-        for responded in response.topics:
-            for partition in responded.partitions:
-                raise_for(partition.error_code, f"DeleteRecords of {responded.name}")
+        for topic_response in response.topics:
+            for partition in topic_response.partitions:
+                raise_for(partition.error_code, f"DeleteRecords of {topic_response.name}")
                 return int(partition.low_watermark)
         raise ClusterError("DeleteRecords was answered without the partition")
 

@@ -38,7 +38,7 @@ _CORRELATION_ID_BYTES = 4
 # client.id of the proxy's own requests: brokers log it, and a quota may name it.
 CLIENT_ID = "fetchproxy"
 # The session is renewed after this share of its life, the earliest point of Kafka's own client.
-_RENEW_AFTER = 0.85
+_RENEW_AFTER_SHARE = 0.85
 # Brokers refuse to re-authenticate a connection within a second of the last time.
 _RENEWALS_APART_MIN_S = 1.0
 
@@ -101,7 +101,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self._begin_frame(INT32.unpack(self._size)[0])
         elif self._received == len(self._frame):
             frame, self._frame, self._received = self._frame, None, 0
-            self._responded(frame)
+            self._take_response(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"connection lost: {exc}" if exc else "connection closed by the broker")
@@ -184,7 +184,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         credentials.note_success()
         now = asyncio.get_running_loop().time()
         if lifetime_ms > 0:
-            after_s = max(_RENEW_AFTER * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
+            after_s = max(_RENEW_AFTER_SHARE * lifetime_ms / 1000, _RENEWALS_APART_MIN_S)
             self._renew_at, self._credentials = now + after_s, credentials
 
     async def _renew_if_due(self) -> None:
@@ -207,8 +207,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         handshake = await self.ask(request, SaslHandshakeResponse)
         code = handshake.error_code
         if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
-            offered = ", ".join(handshake.mechanisms) or "none"
-            raise refused(f"the broker has no {mechanism} (it has {offered})", code)
+            mechanisms = ", ".join(handshake.mechanisms) or "none"
+            raise refused(f"the broker has no {mechanism} (it has {mechanisms})", code)
         if code == ErrorCode.ILLEGAL_SASL_STATE:
             raise refused("the broker's listener has no SASL, or not at this point", code)
         if code:
@@ -256,7 +256,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             size = _CORRELATION_ID_BYTES  # holds any bytes that come before the transport is closed
         self._frame, self._received = uninitialised(size), 0
 
-    def _responded(self, frame: bytearray) -> None:
+    def _take_response(self, frame: bytearray) -> None:
         if self._closed_by is not None:
             return
         correlation_id = INT32.unpack_from(frame)[0]

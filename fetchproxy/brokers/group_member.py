@@ -167,13 +167,16 @@ class GroupMember:
         rejoins = True
         while rejoins:
             self._wake.clear()
-            joined = await self._join_once(connection)
-            if joined is None:
+            join_response = await self._join_once(connection)
+            if join_response is None:
                 continue
-            self._member_id, self._generation = joined.member_id, joined.generation_id
+            self._member_id, self._generation = join_response.member_id, join_response.generation_id
             assignments: Mapping[str, bytes] = {}
-            if joined.leader == joined.member_id and not joined.skip_assignment:
-                members = {m.member_id: bytes(m.metadata or b"") for m in joined.members}
+            if (
+                join_response.leader == join_response.member_id
+                and not join_response.skip_assignment
+            ):
+                members = {m.member_id: bytes(m.metadata or b"") for m in join_response.members}
                 assignments = self._duties.share_out(members)
             sent_at = asyncio.get_running_loop().time()
             each = SyncGroupRequest.SyncGroupRequestAssignment
@@ -183,13 +186,13 @@ class GroupMember:
                 protocol_name=_PROTOCOL,
                 assignments=[each(member_id=m, assignment=part) for m, part in assignments.items()],
             )
-            synced = await connection.call(request, SyncGroupResponse)
-            if synced.error_code == ErrorCode.REBALANCE_IN_PROGRESS:
+            sync_response = await connection.call(request, SyncGroupResponse)
+            if sync_response.error_code == ErrorCode.REBALANCE_IN_PROGRESS:
                 continue
-            self._raise_for(synced.error_code, "SyncGroup")
+            self._raise_for(sync_response.error_code, "SyncGroup")
             self._renew_lease(sent_at)
             self._owns, self._synced_id = True, self._member_id
-            part = bytes(synced.assignment or b"")
+            part = bytes(sync_response.assignment or b"")
             rejoins = self._duties.assigned(part) or self._wake.is_set()
         self._joined = True
         self._note_well()
@@ -224,19 +227,19 @@ class GroupMember:
         self._lease_until = max(before, now + 2 * settings.session_timeout_ms / 1000)
         try:
             extra_ms = settings.session_timeout_ms + _JOIN_SLACK_MS
-            joined = await connection.call(request, JoinGroupResponse, extra_ms)
+            join_response = await connection.call(request, JoinGroupResponse, extra_ms)
         finally:
             self._lease_until = before
-        code = joined.error_code
+        code = join_response.error_code
         if code == ErrorCode.MEMBER_ID_REQUIRED:
-            self._member_id = joined.member_id
+            self._member_id = join_response.member_id
             return None
         if code == ErrorCode.UNKNOWN_MEMBER_ID and self._member_id:
             self._lose("expired", forget=True)
             return None
         self._raise_for(code, "JoinGroup")
         self._renew_lease(asyncio.get_running_loop().time())  # the session begins with the response
-        return joined
+        return join_response
 
     async def _heartbeat(self, connection: BrokerConnection) -> None:
         """Send heartbeats until the group must be joined again."""

@@ -85,7 +85,7 @@ class Leaders:
             pause_s = _RETRY_PAUSES.pause_ms(attempts, self._rng.random()) / 1000
             if not waiting or loop.time() + pause_s > deadline:
                 if tell is not None:
-                    await _tell_all(results, results, tell)
+                    await _report_results(results, results, tell)
                 return results
             await asyncio.sleep(pause_s)
 
@@ -135,14 +135,14 @@ class Leaders:
                 results.update(dict.fromkeys(topics, error))
             if tell is not None:
                 settled = await chosen(topics, lambda tp: not _may_pass(results[tp], True))
-                await _tell_all(settled, results, tell)
+                await _report_results(settled, results, tell)
 
         async with asyncio.TaskGroup() as asking:
             for address, led in by_leader.items():
                 asking.create_task(ask_one(address, led), name=f"ask leader {address}")
 
 
-async def _tell_all(
+async def _report_results(
     tps: Collection[TopicIdPartition],
     results: Mapping[TopicIdPartition, T | ClusterError],
     tell: Callable[[TopicIdPartition, T | ClusterError], None],

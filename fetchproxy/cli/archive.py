@@ -81,29 +81,31 @@ def archive(
 
 
 def _end(
-    not_archived: Iterable[NotArchived], refused: Mapping[str, str], failed: bool = False
+    not_archived: Iterable[NotArchived], refused_topics: Mapping[str, str], failed: bool = False
 ) -> None:
     """Prints what was not archived. Exit code 2 if something has `failed`, or was refused."""
-    for topic, reason in refused.items():
+    for topic, reason in refused_topics.items():
         typer.echo(f"not archived: {topic}: {safe_one_line(reason)}", err=True)
     for one in not_archived:
         typer.echo(f"not archived: {safe_one_line(str(one))}", err=True)
         failed = failed or one.failed
-    if failed or refused:
+    if failed or refused_topics:
         raise typer.Exit(EXIT_USER_ERROR)
 
 
 def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> None:
-    plan, done = run_job(context, config, lambda runner: job.archive(runner, config, create=create))
-    segments = sum(partition.segments for partition in done.results)
-    size = decimal(sum(partition.size_bytes for partition in done.results))
-    typer.echo(
-        f"{count(len(done.results), 'partition')} archived: {count(segments, 'segment')}, {size}"
+    plan, outcome = run_job(
+        context, config, lambda runner: job.archive(runner, config, create=create)
     )
-    for failure in done.failures:
+    segments = sum(partition.segments for partition in outcome.results)
+    size = decimal(sum(partition.size_bytes for partition in outcome.results))
+    typer.echo(
+        f"{count(len(outcome.results), 'partition')} archived: {count(segments, 'segment')}, {size}"
+    )
+    for failure in outcome.failures:
         typer.echo(f"not archived: {safe_one_line(str(failure))}", err=True)
-    not_archived = [one for partition in done.results for one in partition.left]
-    _end(not_archived, plan.refused, failed=bool(done.failures))
+    not_archived = [one for partition in outcome.results for one in partition.left]
+    _end(not_archived, plan.refused, failed=bool(outcome.failures))
 
 
 def _print_plan(plan: job.ArchivePlan) -> None:

@@ -120,11 +120,11 @@ async def _top(
             console.print(_screen(status, with_rate))
         if once:
             return
-        before, looked_at = {_place(row): row for row in rows}, now
+        before, looked_at = {_partition_key(row): row for row in rows}, now
         await asyncio.sleep(interval_s)
 
 
-def _place(row: JsonRow) -> tuple[str, ...]:
+def _partition_key(row: JsonRow) -> tuple[str, ...]:
     return tuple(str(row.get(name)) for name in ("address", "client_id", "user", "group"))
 
 
@@ -134,7 +134,7 @@ def with_rates(
     """Bytes per second since `before`; None at the first look, and for clients that came since."""
     found = []
     for row in rows:
-        old = before.get(_place(row))
+        old = before.get(_partition_key(row))
         rates = {
             f"{name}_per_s": None
             if old is None
@@ -223,13 +223,13 @@ async def _direct(config: Config, topic: str | None, *, partitions: bool) -> lis
     """The rows that the API of a process would give, from one look. Raises ConfigError."""
     async with _one_look(config) as rows:
         try:
-            names = [topic] if topic else [one.topic for one in await _all(rows.topics)]
+            names = [topic] if topic else [one.topic for one in await _all_pages(rows.topics)]
             if not partitions:
-                return [asdict(one) for one in await _all(rows.topics)]
+                return [asdict(one) for one in await _all_pages(rows.topics)]
             return [
                 asdict(one)
                 for name in names
-                for one in await _all(lambda query, name=name: rows.partitions(name, query))
+                for one in await _all_pages(lambda query, name=name: rows.partitions(name, query))
             ]
         except NotThere as error:
             raise ConfigError(f"neither archive nor brokers have {error}") from error
@@ -255,11 +255,11 @@ async def _one_look(config: Config) -> AsyncIterator[Rows]:
         )
 
 
-async def _all(of_page: Any) -> list[Any]:
+async def _all_pages(read_page: Any) -> list[Any]:
     pages: list[Any] = []
     after: str | None = ""
     while after is not None:
-        page = await of_page(PageQuery(after, LIMIT_MAX))
+        page = await read_page(PageQuery(after, LIMIT_MAX))
         pages += page.items
         after = page.next
     return pages

@@ -106,7 +106,7 @@ def backfill(
     from fetchproxy.jobs import backfill_topic as topic_job
 
     if parquet is not None:
-        done, ranges_before = run_job(
+        outcome, ranges_before = run_job(
             context,
             config,
             lambda runner: job.backfill(
@@ -118,10 +118,10 @@ def backfill(
             ),
             unit=_records,
         )
-        _print_written(done.results, ranges_before)
-        end_job(done.failures)
+        _print_written(outcome.results, ranges_before)
+        end_job(outcome.failures)
         return
-    copied = run_job(
+    copy_outcome = run_job(
         context,
         config,
         lambda runner: topic_job.backfill_topic(
@@ -129,22 +129,22 @@ def backfill(
         ),
         unit=_records,
     )
-    for partition in copied.results:
+    for partition in copy_outcome.results:
         left_out = skipped_records({topics: (partition.skipped_records, partition.faults)})
         typer.echo(
             f"{to_topic}-{partition.partition}: {partition.records:,} records, up to offset "
             f"{partition.source_end} of the source{left_out}"
         )
-    end_job(copied.failures)
+    end_job(copy_outcome.failures)
 
 
-def _print_written(written: Sequence[Manifest], ranges_before: int) -> None:
-    rows = sum(manifest.rows for manifest in written)
-    size = decimal(sum(manifest.size_bytes for manifest in written))
-    ranges = count(len(written), "range")
+def _print_written(manifests: Sequence[Manifest], ranges_before: int) -> None:
+    rows = sum(manifest.rows for manifest in manifests)
+    size = decimal(sum(manifest.size_bytes for manifest in manifests))
+    ranges = count(len(manifests), "range")
     text_before = f"{count(ranges_before, 'range')} there before"
     left_out: dict[str, tuple[int, int]] = {}
-    for one in written:
+    for one in manifests:
         records, faults = left_out.get(one.range.topic, (0, 0))
         left_out[one.range.topic] = records + one.skipped_records, faults + one.faults
     typer.echo(
@@ -160,8 +160,9 @@ def names_in(topics: str) -> list[str]:
 def skipped_records(records: Mapping[str, tuple[int, int]]) -> str:
     """`records`: by topic, the records passed over, and the batches and objects that held them."""
     conditions = [
-        f"{topic}: up to {count(skipped, 'record')} of {count(faults, 'damaged or missing object')}"
-        for topic, (skipped, faults) in sorted(records.items())
+        f"{topic}: up to {count(skipped_count, 'record')} of "
+        f"{count(faults, 'damaged or missing object')}"
+        for topic, (skipped_count, faults) in sorted(records.items())
         if faults
     ]
     return f"; passed over: {', '.join(conditions)}" if conditions else ""

@@ -148,13 +148,13 @@ async def _collect(
         version=__version__,
         python=platform.python_version(),
         system=platform.platform(),
-        ahead=_ahead_ms(contents.get("process.json"), (asked_ms + responded_ms) // 2),
+        ahead=_clock_ahead_ms(contents.get("process.json"), (asked_ms + responded_ms) // 2),
         parts="\n".join(lines),
     )
     return contents, readme
 
 
-def _ahead_ms(process: str | None, here_ms: int) -> int | str:
+def _clock_ahead_ms(process: str | None, here_ms: int) -> int | str:
     """How far the clock of the process is ahead of ours."""
     try:
         return int(json.loads(process or "[]")[0]["clock_ms"]) - here_ms
@@ -183,9 +183,9 @@ def write(target: Path, parts: dict[str, str]) -> None:
     try:
         with (
             os.fdopen(descriptor, "wb") as file,
-            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive_file,
         ):
             for name, text in parts.items():
-                zipped.writestr(name, text.encode(errors="replace"))
+                archive_file.writestr(name, text.encode(errors="replace"))
     except OSError as error:
         raise ConfigError(f"{target}: cannot write: {error.strerror}") from error

@@ -63,11 +63,11 @@ def script(shell: Shell) -> str:
 
 
 def _commands() -> Iterator[CommandWords]:
-    of_all = (
+    all_options = (
         OptionWord("--help", "", "Show help."),
         OptionWord("--version", "", "Show the version."),
     )
-    yield CommandWords("", "", of_all, cli.COMMANDS)
+    yield CommandWords("", "", all_options, cli.COMMANDS)
     for name in cli.COMMANDS:
         yield from _subcommands(name, cli.loaded(name))
 
@@ -186,9 +186,9 @@ def _fish(commands: list[CommandWords]) -> Iterator[str]:
             takes = " -r" if option.value else ""
             takes += " -F" if option.value == "FILE" else ""
             takes += f" -a {_fish_quoted(_settings())}" if option.name == "--set" else ""
-            named = f"{length} {option.name.lstrip('-')}{takes}"
+            option_words = f"{length} {option.name.lstrip('-')}{takes}"
             meaning = _fish_quoted(option.meaning)
-            yield f"complete -c fetchproxy -n {condition} {named} -d {meaning}"
+            yield f"complete -c fetchproxy -n {condition} {option_words} -d {meaning}"
 
 
 def _fish_condition(command: CommandWords) -> str:

@@ -99,7 +99,7 @@ async def _until_nothing_is_fatal(
     clock = asyncio.get_running_loop().time
     ends_at = clock() + wait_s
     while True:
-        examination = await _once(context, skip)
+        examination = await _examine_once(context, skip)
         if examination.exit_code < EXIT_USER_ERROR or clock() + _PAUSE_S > ends_at:
             return examination
         fatal = ", ".join(result.id for result in examination.results if result.is_fatal)
@@ -107,7 +107,7 @@ async def _until_nothing_is_fatal(
         await asyncio.sleep(_PAUSE_S)
 
 
-async def _once(context: typer.Context, skip: frozenset[str]) -> Examination:
+async def _examine_once(context: typer.Context, skip: frozenset[str]) -> Examination:
     file = context.params["config_file"]
     try:
         loaded = options.read_settings(context, file)
@@ -131,18 +131,18 @@ async def _present(context: typer.Context, file: Path | None, new_config: Loaded
     """
     running: Path | None = context.params["present"]
     is_given = options.is_given(context, "config_file")
-    of_environment = os.environ.get("FETCHPROXY_CONFIG")
-    if running is None and of_environment and is_given:
-        running = Path(of_environment)
-    of_file = None if running in (None, file) else load(running, os.environ)
+    config_path = os.environ.get("FETCHPROXY_CONFIG")
+    if running is None and config_path and is_given:
+        running = Path(config_path)
+    file_config = None if running in (None, file) else load(running, os.environ)
     if not is_given or context.params["before"]:
-        return of_file
+        return file_config
     candidates = [
-        one for one in (of_file, new_config) if one and one.config.console.listen is not None
+        one for one in (file_config, new_config) if one and one.config.console.listen is not None
     ]
     return (
         await asyncio.to_thread(_ask_console_of, candidates[0], new_config) if candidates else None
-    ) or of_file
+    ) or file_config
 
 
 def _ask_console_of(running: Loaded, new_config: Loaded) -> Loaded | None:

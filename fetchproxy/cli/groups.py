@@ -66,7 +66,7 @@ OffsetsFile = Annotated[
 ]
 
 
-def _read(context: typer.Context) -> Config:
+def _read_config(context: typer.Context) -> Config:
     """No archive is needed. Raises ConfigError."""
     config = options.read_config(context)
     configure_logging(config.log, sys.stderr)
@@ -93,7 +93,7 @@ def list_groups(
         if console_url is not None:
             rows = ConsoleClient(console_url, token_file).rows("/api/groups")
         else:
-            config = _read(context)
+            config = _read_config(context)
     if console_url is None:
         rows = list(by_group(run_to_end(_positions(config, None))))
     columns = _LISTED_BY_BROKERS if console_url is None else _LISTED
@@ -108,7 +108,7 @@ def show_group(context: typer.Context, group: GroupName, json: AsJson = False) -
     Exit codes: 0 done; 2 the cluster does not respond, or has no commits of the group.
     """
     with users_errors():
-        config = _read(context)
+        config = _read_config(context)
     rows = run_to_end(_positions(config, group))
     with users_errors():
         if not rows:
@@ -145,7 +145,7 @@ def position_row(committed: GroupOffset, log_offsets: LogOffsets | None) -> dict
     """One commit and the edges of its log. None: the brokers do not tell them. Pure."""
     start = None if log_offsets is None else log_offsets.log_start_offset
     end = None if log_offsets is None else log_offsets.high_watermark
-    of_archive = start is not None and committed.offset < start
+    is_archived = start is not None and committed.offset < start
     return {
         "group": committed.group,
         "topic": committed.topic,
@@ -154,7 +154,7 @@ def position_row(committed: GroupOffset, log_offsets: LogOffsets | None) -> dict
         "log_start_offset": start,
         "log_end_offset": end,
         "lag_offsets": None if end is None else max(0, end - committed.offset),
-        "reads_from": None if start is None else "archive" if of_archive else "brokers",
+        "reads_from": None if start is None else "archive" if is_archived else "brokers",
     }
 
 
@@ -181,7 +181,7 @@ def export(context: typer.Context, file: OffsetsFile) -> None:
     Exit codes: 0 written; 2 the cluster or the file cannot be used.
     """
     with users_errors():
-        config = _read(context)
+        config = _read_config(context)
     offsets, left_out = run_to_end(_export(config, file))
     groups = len({key.group for key in offsets})
     typer.echo(f"{count(len(offsets), 'offset')} of {count(groups, 'group')} written to {file}")
@@ -219,12 +219,12 @@ def import_(context: typer.Context, file: OffsetsFile) -> None:
     cluster or the file cannot be used.
     """
     with users_errors():
-        config = _read(context)
+        config = _read_config(context)
         if not file.exists():
             raise ConfigError(f"{file}: no such file")
         offsets = read_offsets(file)
-    done, faults = run_to_end(_import(config, offsets))
-    typer.echo(f"offsets of {count(done, 'group')} committed")
+    committed_count, faults = run_to_end(_import(config, offsets))
+    typer.echo(f"offsets of {count(committed_count, 'group')} committed")
     for fault in faults:
         typer.echo(fault, err=True)
     if faults:
@@ -245,7 +245,7 @@ async def _import(
                 continue
             committed = GroupOffset(*key, value.offset, value.leader_epoch, value.metadata)
             to_commit.setdefault(key.group, []).append(committed)
-        failed = await commit_offsets(cluster, to_commit)
+        failed_commits = await commit_offsets(cluster, to_commit)
     faults = [f"{name}: the cluster does not have the topic with this id" for name in others]
-    faults += [f"group {group}: {error}" for group, error in failed.items()]
-    return len(to_commit) - len(failed), sorted(faults)
+    faults += [f"group {group}: {error}" for group, error in failed_commits.items()]
+    return len(to_commit) - len(failed_commits), sorted(faults)

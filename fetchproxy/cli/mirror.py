@@ -92,18 +92,18 @@ def mirror(
     target_url: str = to
     ask_store(config)
     options = MirrorOptions(compare, with_damaged, bytes_per_s)
-    done = run_job(
+    outcome = run_job(
         context,
         config,
         lambda runner: job.mirror(
             runner, config, target_url, options, cut_over=cut_over or move, on_result=_print_faults
         ),
     )
-    _print_mirrored(done)
-    if done.refused is not None:
-        typer.echo(f"fetchproxy: the archive stays at --from: {done.refused}", err=True)
-    end_job(done.failures, faults=done.has_faults)
-    if done.refused is not None:
+    _print_mirrored(outcome)
+    if outcome.refused is not None:
+        typer.echo(f"fetchproxy: the archive stays at --from: {outcome.refused}", err=True)
+    end_job(outcome.failures, faults=outcome.has_faults)
+    if outcome.refused is not None:
         raise typer.Exit(EXIT_USER_ERROR)
     if move:
         _delete(context, config, target_url)
@@ -114,44 +114,45 @@ def _print_faults(partition: MirroredPartition) -> None:
         print_fault(fault)
 
 
-def _print_mirrored(done: job.Mirrored) -> None:
-    every = done.partitions
-    for partition in every:
+def _print_mirrored(outcome: job.Mirrored) -> None:
+    partitions = outcome.partitions
+    for partition in partitions:
         if partition.kept:
             typer.echo(
                 f"kept: {partition.tp}: {count(len(partition.kept), 'object')} that only --to has"
             )
-    for tp in done.not_at_source:
+    for tp in outcome.not_at_source:
         typer.echo(f"kept: {tp}: --from no longer has it")
     more = {
-        "removed": sum(partition.removed for partition in every),
-        "deleted meanwhile": sum(partition.overtaken for partition in every),
+        "removed": sum(partition.removed for partition in partitions),
+        "deleted meanwhile": sum(partition.overtaken for partition in partitions),
     }
     notes = "".join(f"; {number} {noun}" for noun, number in more.items() if number)
     typer.echo(
-        f"{count(sum(p.segments for p in every), 'segment')}, "
-        f"{decimal(sum(p.size_bytes for p in every))} in {count(len(every), 'partition')}: "
-        f"copied {sum(p.copied for p in every)}, {decimal(sum(p.bytes_copied for p in every))}"
+        f"{count(sum(p.segments for p in partitions), 'segment')}, "
+        f"{decimal(sum(p.size_bytes for p in partitions))} in "
+        f"{count(len(partitions), 'partition')}: copied {sum(p.copied for p in partitions)}, "
+        f"{decimal(sum(p.bytes_copied for p in partitions))}"
         f"{notes}"
     )
-    if done.cut_over:
+    if outcome.cut_over:
         typer.echo("the archive is now at --to: set store.url to that URL everywhere")
 
 
 def _delete(context: typer.Context, config: Config, to: str) -> None:
-    done = run_job(context, config, lambda runner: job.delete_moved(runner, config, to))
-    if done.wait_ms:
+    outcome = run_job(context, config, lambda runner: job.delete_moved(runner, config, to))
+    if outcome.wait_ms:
         typer.echo(
-            f"readers may still use --from: run this again in {done.wait_ms / 1000:.0f} s to "
+            f"readers may still use --from: run this again in {outcome.wait_ms / 1000:.0f} s to "
             "delete its objects"
         )
         return
-    for partition in done.partitions:
+    for partition in outcome.partitions:
         for fault in partition.faults:
             print_fault(fault)
         for place in partition.kept:
             typer.echo(f"kept: {partition.tp}: {place}: missing or different at --to")
-    deleted = sum(partition.objects for partition in done.partitions)
-    size = decimal(sum(partition.size_bytes for partition in done.partitions))
-    typer.echo(f"deleted at --from: {count(deleted, 'object')}, {size}")
-    end_job(done.failures, faults=not done.is_complete)
+    deleted_objects = sum(partition.objects for partition in outcome.partitions)
+    size = decimal(sum(partition.size_bytes for partition in outcome.partitions))
+    typer.echo(f"deleted at --from: {count(deleted_objects, 'object')}, {size}")
+    end_job(outcome.failures, faults=not outcome.is_complete)

@@ -63,9 +63,9 @@ Create = Annotated[
 Command = Callable[..., None]
 
 
-def _of_key(name: str, metavar: str, meaning: str, *flags: str) -> Any:
+def _of_key(key_name: str, metavar: str, meaning: str, *flags: str) -> Any:
     """A text option that sets its key in `NAMED_KEYS`. By default, the flag is --name."""
-    variable = variable_of(NAMED_KEYS[name])
+    variable = variable_of(NAMED_KEYS[key_name])
     option = typer.Option(*flags, envvar=variable, metavar=metavar, help=meaning)
     return Annotated[str | None, option]
 
@@ -217,8 +217,8 @@ def reloads(context: typer.Context, config: Config) -> Reloads:
 def read_settings(context: typer.Context, file: Path | None) -> Loaded:
     """Like `read_config`, but reads `file` and also returns the source of each value."""
     source_name = "FETCHPROXY_SET" if _source(context, "assignments") == "ENVIRONMENT" else "--set"
-    given = context.params.get("assignments") or ()
-    overrides = [parse_assignment(text, source_name) for text in given]
+    assignments = context.params.get("assignments") or ()
+    overrides = [parse_assignment(text, source_name) for text in assignments]
     for parameter, key in NAMED_KEYS.items():
         if parameter in context.params and is_given(context, parameter):
             option = "--from" if parameter == "source" else "--" + parameter.replace("_", "-")

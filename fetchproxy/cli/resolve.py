@@ -56,17 +56,17 @@ def resolve(
     """
     with users_errors():
         config = options.read_logged(context)
-        given = {
+        flags = {
             LogChoice.KEEP: keep,
             LogChoice.TRUNCATE: truncate,
             LogChoice.NEW_HISTORY: new_history,
         }
-        choices = [choice for choice, is_given in given.items() if is_given]
+        choices = [choice for choice, is_given in flags.items() if is_given]
         if len(choices) != 1:
             raise ConfigError("use one of --keep, --truncate and --new-history")
-    done = run_to_end(_resolve(config, partition, choices[0], dry_run))
+    plan = run_to_end(_resolve(config, partition, choices[0], dry_run))
     typer.echo(f"{partition}: {'would be' if dry_run else 'was'} resolved by --{choices[0].value}")
-    for sentence in done.in_words:
+    for sentence in plan.in_words:
         typer.echo(f"  {sentence}")
 
 

@@ -85,10 +85,10 @@ def run(
 
 def run_to_end(work: Coroutine[None, None, T]) -> T:
     """Like `run`, but a signal ends the command with exit code 130."""
-    done = run(work)
-    if done is None:
+    result = run(work)
+    if result is None:
         raise typer.Exit(EXIT_INTERRUPTED)
-    return done
+    return result
 
 
 async def _until_signal(

@@ -185,9 +185,9 @@ def report(
     """
 
     def work(runner: Runner, config: Config, topic: str | None) -> job.Reported:
-        done = job.report(runner, config, topic=topic)
-        done.write(out, parquet)
-        return done
+        outcome = job.report(runner, config, topic=topic)
+        outcome.write(out, parquet)
+        return outcome
 
     done = run_over(context, topic, work, "pyarrow")
     size = sum(figure.size_bytes for figure in done.figures)

@@ -89,7 +89,7 @@ def verify(
             raise ConfigError("use either --json or --repair")
     config = read_job(context)
     ask_store(config)
-    result = _verified(context, config, topic, (lambda _: None) if as_json else print_fault)
+    result = _run_verify(context, config, topic, (lambda _: None) if as_json else print_fault)
     report = result.report
     nothing = not (
         report.partitions or report.faults or report.published_conditions or result.failures
@@ -102,28 +102,28 @@ def verify(
         with users_errors():
             raise options.nothing_there(config, topic)
     if repair:
-        result = _repaired(context, config, topic, result, dry_run)
+        result = _run_repair(context, config, topic, result, dry_run)
     end_job(result.failures, faults=not result.report.clean)
 
 
-def _verified(
+def _run_verify(
     context: typer.Context, config: Config, topic: str | None, on_fault: Callable[[Condition], None]
 ) -> job.Verified:
-    done = run_job(
+    outcome = run_job(
         context,
         config,
         lambda runner: job.verify(runner, config, topic=topic, on_fault=on_fault),
     )
-    if done.other_manager is not None:
+    if outcome.other_manager is not None:
         typer.echo(
-            f"fetchproxy: not checked: the {done.other_manager}, which keeps this archive's "
+            f"fetchproxy: not checked: the {outcome.other_manager}, which keeps this archive's "
             "metadata (metadata.manager)",
             err=True,
         )
-    return done
+    return outcome
 
 
-def _repaired(
+def _run_repair(
     context: typer.Context,
     config: Config,
     topic: str | None,
@@ -131,7 +131,7 @@ def _repaired(
     dry_run: bool,
 ) -> job.Verified:
     """The report after the repair, from the same checks, which show whether the repair worked."""
-    done, uploads_removed = run_job(
+    outcome, uploads_removed = run_job(
         context,
         config,
         lambda runner: job.repair(
@@ -144,10 +144,10 @@ def _repaired(
     )
     if uploads_removed:
         typer.echo(f"removed: {count(uploads_removed, 'unfinished upload')}")
-    end_job(done.failures)
-    if dry_run or not any(partition.repairs for partition in done.results):
+    end_job(outcome.failures)
+    if dry_run or not any(partition.repairs for partition in outcome.results):
         return result
-    after = _verified(context, config, topic, print_fault)
+    after = _run_verify(context, config, topic, print_fault)
     print_summary(after.report, after.failures)
     return after
 
@@ -219,18 +219,18 @@ def reindex(
 
     No log is changed. Exit code 1 if faults remain.
     """
-    done = run_over(context, topic, partial(job.reindex, dry_run=dry_run))
-    for partition in done.results:
+    outcome = run_over(context, topic, partial(job.reindex, dry_run=dry_run))
+    for partition in outcome.results:
         print_repaired(partition.repaired, dry_run)
-    repaired = sum(len(partition.repaired.repairs) for partition in done.results)
-    remaining_faults = [fault for partition in done.results for fault in partition.left]
+    repair_count = sum(len(partition.repaired.repairs) for partition in outcome.results)
+    remaining_faults = [fault for partition in outcome.results for fault in partition.left]
     for fault in remaining_faults:
         print_fault(fault)
     typer.echo(
-        f"{count(len(done.results), 'partition')}: {count(repaired, 'object')} "
+        f"{count(len(outcome.results), 'partition')}: {count(repair_count, 'object')} "
         f"{'to be ' if dry_run else ''}repaired, {count(len(remaining_faults), 'fault')} left"
     )
-    end_job(done.failures, faults=bool(remaining_faults))
+    end_job(outcome.failures, faults=bool(remaining_faults))
 
 
 @options.shares("bootstrap", "store", spark=True)
@@ -250,16 +250,16 @@ def restore(
         dry_run=dry_run,
         on_result=lambda group: print_repaired(group.repaired, dry_run),
     )
-    done = run_over(context, topic, work, unit=lambda size: f"{size:.0f} segments")
-    _print_restored(done.results, dry_run)
-    end_job(done.failures, faults=any(p.unreadable or p.not_in_store for p in done.results))
+    outcome = run_over(context, topic, work, unit=lambda size: f"{size:.0f} segments")
+    _print_restored(outcome.results, dry_run)
+    end_job(outcome.failures, faults=any(p.unreadable or p.not_in_store for p in outcome.results))
 
 
 def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("topic-partition", overflow="fold")
-    done = "to restore" if dry_run else "restored"
-    for name in ("segments", done, "log start", "unreadable", "not in store"):
+    verb = "to restore" if dry_run else "restored"
+    for name in ("segments", verb, "log start", "unreadable", "not in store"):
         table.add_column(name, justify="right")
     for p in restored:
         log_start = "" if p.raised_log_start is None else str(p.raised_log_start)
@@ -285,16 +285,16 @@ def merge(
     if segments were not merged because they are faulty or not encrypted.
     """
     merging = merge_job.MergeOptions(bytes_max, dry_run, encrypt_plain)
-    done = run_over(context, topic, partial(merge_job.merge, options=merging))
-    merged = sum(partition.merged for partition in done.results)
-    replaced = sum(partition.replaced for partition in done.results)
-    size = decimal(sum(partition.size_bytes for partition in done.results))
-    refused = [reason for partition in done.results for reason in partition.refused]
-    overtaken = sum(partition.overtaken for partition in done.results)
-    for reason in refused:
+    outcome = run_over(context, topic, partial(merge_job.merge, options=merging))
+    merged_count = sum(partition.merged for partition in outcome.results)
+    replaced_count = sum(partition.replaced for partition in outcome.results)
+    size = decimal(sum(partition.size_bytes for partition in outcome.results))
+    refusal_reasons = [reason for partition in outcome.results for reason in partition.refused]
+    overtaken = sum(partition.overtaken for partition in outcome.results)
+    for reason in refusal_reasons:
         typer.echo(f"not merged: {safe_one_line(str(reason))}")
     typer.echo(
-        f"{'to be merged' if dry_run else 'merged'}: {count(replaced, 'segment')} into {merged}, "
-        f"{size}{f'; {overtaken} changed meanwhile' if overtaken else ''}"
+        f"{'to be merged' if dry_run else 'merged'}: {count(replaced_count, 'segment')} into "
+        f"{merged_count}, {size}{f'; {overtaken} changed meanwhile' if overtaken else ''}"
     )
-    end_job(done.failures, faults=bool(refused))
+    end_job(outcome.failures, faults=bool(refusal_reasons))

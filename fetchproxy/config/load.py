@@ -173,8 +173,8 @@ def _type_words(annotation: Any) -> str:  # Any: as above
     return _TYPE_WORDS.get(annotation, str(annotation))
 
 
-def _bound_words(bound: object, in_words: Callable[[object], str]) -> str:
-    match bound:
+def _bound_words(bound_value: object, in_words: Callable[[object], str]) -> str:
+    match bound_value:
         case Ge(ge=limit):
             return f"at least {in_words(limit)}"
         case Gt(gt=limit):
@@ -236,20 +236,20 @@ def load(
     chosen: dict[str, Setting] = {}
     settings: list[Setting] = []
     if file is not None:
-        with _faults_to(faults):
+        with _collect_fault(faults):
             settings += _file_settings(file)
     settings += [*_environment_settings(environ, keys), *overrides]
     for setting in settings:
-        with _faults_to(faults):
-            checked = _checked(setting, keys)
-            chosen[checked.key] = checked
+        with _collect_fault(faults):
+            checked_setting = _checked_setting(setting, keys)
+            chosen[checked_setting.key] = checked_setting
     config = None
-    with _faults_to(faults):
+    with _collect_fault(faults):
         config = _build(chosen, keys)
     # Relations between keys are checked only if each key is valid: otherwise they would mislead.
     if config is not None and not faults:
         faults += relation_faults(config, {key: one.place for key, one in chosen.items()})
-        with _faults_to(faults):
+        with _collect_fault(faults):
             config = within_ceiling(config, chosen)
     if config is None or faults:
         raise ConfigError(*faults)
@@ -257,7 +257,7 @@ def load(
 
 
 @contextmanager
-def _faults_to(faults: list[str]) -> Iterator[None]:
+def _collect_fault(faults: list[str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
@@ -335,7 +335,7 @@ def _variable_faults(environ: Mapping[str, str], keys: Mapping[str, Key]) -> lis
     return faults
 
 
-def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
+def _checked_setting(setting: Setting, keys: Mapping[str, Key]) -> Setting:
     """The setting, with "" as None if the key may be unset. Raises ConfigError."""
     owner, _, last = setting.key.rpartition(".")
     if last == "file" and owner in keys and keys[owner].is_secret:
@@ -358,16 +358,18 @@ def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
     return setting
 
 
-def _build(chosen: Mapping[str, Setting], keys: Mapping[str, Key]) -> Config:
-    nested: dict[str, dict[str, object]] = {}
-    for dotted, setting in chosen.items():
-        section, _, name = dotted.partition(".")
-        nested.setdefault(section, {})[name] = setting.value
+def _build(settings: Mapping[str, Setting], keys: Mapping[str, Key]) -> Config:
+    sections: dict[str, dict[str, object]] = {}
+    for key_name, setting in settings.items():
+        section, _, name = key_name.partition(".")
+        sections.setdefault(section, {})[name] = setting.value
     try:
-        return Config.model_validate(nested)
+        return Config.model_validate(sections)
     except ValidationError as error:
         wrong = {f"{e['loc'][0]}.{e['loc'][1]}": None for e in error.errors()}
-        raise ConfigError(*(_invalid(chosen[dotted], keys[dotted]) for dotted in wrong)) from error
+        raise ConfigError(
+            *(_invalid(settings[key_name], keys[key_name]) for key_name in wrong)
+        ) from error
 
 
 def _invalid(setting: Setting, key: Key) -> str:

@@ -128,8 +128,9 @@ def memory_parts(config: Config) -> dict[str, int]:
     return parts | {key: budget.size_bytes for key, budget in memory_budgets(config).items()}
 
 
-def within_ceiling(config: Config, chosen: Collection[str]) -> Config:
-    """`config` with its budgets below `process.memory_bytes_max`; `chosen` keys stay as they are.
+def within_ceiling(config: Config, chosen_keys: Collection[str]) -> Config:
+    """`config` with its budgets below `process.memory_bytes_max`; `chosen_keys` keys stay as they
+    are.
 
     Raises ConfigError, with the size of every part, if that is not possible.
     """
@@ -137,7 +138,7 @@ def within_ceiling(config: Config, chosen: Collection[str]) -> Config:
     if not ceiling:
         return config
     budgets = memory_budgets(config)
-    shrinking = {key: budget for key, budget in budgets.items() if key not in chosen}
+    shrinking = {key: budget for key, budget in budgets.items() if key not in chosen_keys}
     fixed_bytes = sum(memory_parts(config).values()) - sum(b.size_bytes for b in shrinking.values())
     units = _shrunk(shrinking, ceiling - fixed_bytes)
     if units is None:
@@ -156,22 +157,22 @@ def _shrunk(budgets: Mapping[str, Budget], room: int) -> dict[str, int] | None:
     while shrinkable:
         share = min(room / sum(budget.size_bytes for budget in shrinkable.values()), 1.0)
         at_least = {key: b for key, b in shrinkable.items() if int(b.units * share) < b.units_min}
-        settled = at_least or shrinkable
-        for key, budget in settled.items():
+        fixed_keys = at_least or shrinkable
+        for key, budget in fixed_keys.items():
             units[key] = max(int(budget.units * share), budget.units_min)
             room -= units[key] * budget.unit_bytes
-        shrinkable = {key: budget for key, budget in shrinkable.items() if key not in settled}
+        shrinkable = {key: budget for key, budget in shrinkable.items() if key not in fixed_keys}
     return units
 
 
 def _with_units(config: Config, units: Mapping[str, int]) -> Config:
-    changed: dict[str, dict[str, int]] = {}
+    section_changes: dict[str, dict[str, int]] = {}
     for key, count in units.items():
         section, _, name = key.partition(".")
-        changed.setdefault(section, {})[name] = count
+        section_changes.setdefault(section, {})[name] = count
     sections = {
         section: getattr(config, section).model_copy(update=values)
-        for section, values in changed.items()
+        for section, values in section_changes.items()
     }
     return config.model_copy(update=sections)
 

@@ -19,12 +19,13 @@ from fetchproxy.config.schema import Config
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """`fault`: why nothing was taken; "" if it was. `config`: what is to be in force. `taken`: each
-    changed key with its new value, without secrets. `waiting`: keys whose change needs a restart.
+    """`fault`: why nothing was taken; "" if it was. `config`: what is to be in force.
+    `applied_keys`: each changed key with its new value, without secrets.
+    `waiting`: keys whose change needs a restart.
     """
 
     config: Config
-    taken: tuple[str, ...] = ()
+    applied_keys: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     fault: str = ""
 
@@ -34,16 +35,16 @@ def own_copy(config: Config) -> Config:
     return config.model_copy(deep=True)
 
 
-def compare_settings(in_force: Config, read: Loaded) -> Reload:
+def compare_settings(in_force: Config, loaded: Loaded) -> Reload:
     """`in_force`: the settings of the start, with all changes that were taken since."""
     target = own_copy(in_force)
-    changed = list(_changed(in_force, read))
-    taken = [key for key in changed if _may_be_taken(key, in_force, read.config)]
-    take(target, read.config, taken)
+    changed_keys = list(_changed_keys(in_force, loaded))
+    applied_keys = [key for key in changed_keys if _may_be_taken(key, in_force, loaded.config)]
+    take(target, loaded.config, applied_keys)
     return Reload(
         target,
-        tuple(masked_assignment(key, read.config) for key in taken),
-        tuple(key.dotted for key in changed if key not in taken),
+        tuple(masked_assignment(key, loaded.config) for key in applied_keys),
+        tuple(key.dotted for key in changed_keys if key not in applied_keys),
     )
 
 
@@ -55,12 +56,12 @@ def take(running: Config, target: Config, keys: list[Key] | None = None) -> None
             object.__setattr__(section, key.name, key.value_in(target))
 
 
-def _changed(in_force: Config, read: Loaded) -> Iterator[Key]:
+def _changed_keys(in_force: Config, loaded: Loaded) -> Iterator[Key]:
     """Without limits that only follow from `process.memory_bytes_max`."""
-    followers = memory_budgets(read.config) if read.config.process.memory_bytes_max else {}
+    followers = memory_budgets(loaded.config) if loaded.config.process.memory_bytes_max else {}
     for key in all_keys().values():
-        follows = key.dotted in followers and key.dotted not in read.chosen
-        if key.value_in(in_force) != read.value_of(key) and not follows:
+        follows = key.dotted in followers and key.dotted not in loaded.chosen
+        if key.value_in(in_force) != loaded.value_of(key) and not follows:
             yield key
 
 

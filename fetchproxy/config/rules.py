@@ -152,12 +152,12 @@ def _sasl_fault(cluster: ClusterConfig) -> str | None:
 
 
 def _must_not(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str | None:
-    settings = _set("cluster", cluster, names)
+    settings = _keys_that_are_set("cluster", cluster, names)
     return f"{', '.join(settings)} must not be set with {because}" if settings else None
 
 
 def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str | None:
-    settings = _set("cluster", cluster, names)
+    settings = _keys_that_are_set("cluster", cluster, names)
     if len(settings) > 1:
         return f"only one of {' and '.join(settings)} may be set"
     names_in_words = " or ".join(f"cluster.{name}" for name in names)
@@ -169,7 +169,7 @@ def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str
 
 def _gateway_fault(gateway: GatewayConfig) -> str | None:
     if gateway.tls_certificate_file is None:
-        settings = _set("gateway", gateway, (*_KEY, *_CLIENTS))
+        settings = _keys_that_are_set("gateway", gateway, (*_KEY, *_CLIENTS))
         if gateway.tls_client_auth != "none":
             settings.append("gateway.tls_client_auth")
         if settings:
@@ -182,7 +182,7 @@ def _gateway_fault(gateway: GatewayConfig) -> str | None:
     if (gateway.sni_bootstrap_host is None) != (gateway.sni_node_pattern is None):
         return "gateway.sni_bootstrap_host and gateway.sni_node_pattern: one needs the other"
     if gateway.sni_node_pattern is not None:
-        settings = _set("gateway", gateway, ("node_map",))
+        settings = _keys_that_are_set("gateway", gateway, ("node_map",))
         settings += ["gateway.node_port_base"] if gateway.node_port_base else []
         if settings:
             return f"{', '.join(settings)}: gateway.sni_node_pattern gives all brokers one port"
@@ -191,12 +191,14 @@ def _gateway_fault(gateway: GatewayConfig) -> str | None:
 
 def _cluster_fault(cluster: ClusterConfig) -> str | None:
     if not cluster.security_protocol.endswith("SSL"):
-        settings = _set("cluster", cluster, ("tls_ca_file", "tls_certificate_file", *_KEY))
+        settings = _keys_that_are_set(
+            "cluster", cluster, ("tls_ca_file", "tls_certificate_file", *_KEY)
+        )
         if settings:
             protocol = cluster.security_protocol
             return f"{', '.join(settings)}: cluster.security_protocol = {protocol} has no TLS"
     if cluster.tls_certificate_file is None:
-        settings = _set("cluster", cluster, _KEY)
+        settings = _keys_that_are_set("cluster", cluster, _KEY)
         if settings:
             return f"{', '.join(settings)}: needs cluster.tls_certificate_file"
     return None
@@ -217,7 +219,7 @@ def _principal_fault(gateway: GatewayConfig, cluster: ClusterConfig) -> str | No
     )
 
 
-def _set(section: str, config: object, names: tuple[str, ...]) -> list[str]:
+def _keys_that_are_set(section: str, config: object, names: tuple[str, ...]) -> list[str]:
     return [f"{section}.{name}" for name in names if getattr(config, name) is not None]
 
 

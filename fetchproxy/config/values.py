@@ -64,10 +64,10 @@ class HostPort:
 def parse_host_port(text: str) -> HostPort:
     """`host:port` or `[IPv6]:port`; port 0 means any free one. Raises ValueError."""
     host, separator, port = text.strip().rpartition(":")
-    host, bracketed = _without_brackets(host)
+    host, has_brackets = _without_brackets(host)
     if not separator or not host or any(c.isspace() or c in "[]/@" for c in host):
         raise ValueError("expected host:port")
-    if ":" in host and not bracketed:
+    if ":" in host and not has_brackets:
         raise ValueError("expected [IPv6 address]:port")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ValueError("expected a port from 0 to 65535 after the last colon")
@@ -79,10 +79,10 @@ def parse_host(text: str) -> str:
 
     Raises ValueError, also for an address that means all addresses (0.0.0.0, ::).
     """
-    host, bracketed = _without_brackets(text.strip())
+    host, has_brackets = _without_brackets(text.strip())
     if not host or any(c.isspace() or c in "[]/@," for c in host):
         raise ValueError("expected a host")
-    if ":" in host or bracketed:
+    if ":" in host or has_brackets:
         try:
             IPv6Address(host)
         except ValueError:
@@ -96,8 +96,8 @@ def parse_host(text: str) -> str:
 
 def _without_brackets(host: str) -> tuple[str, bool]:
     """(host, whether it had brackets)."""
-    bracketed = host.startswith("[") and host.endswith("]")
-    return (host[1:-1] if bracketed else host), bracketed
+    has_brackets = host.startswith("[") and host.endswith("]")
+    return (host[1:-1] if has_brackets else host), has_brackets
 
 
 def _is_name(host: str) -> bool:
@@ -206,17 +206,17 @@ def parse_key_ring(text: str) -> KeyRingPlace:
     """
     parts = urlsplit(text)
     query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-    required = query.pop("required", "false")
-    if required not in ("true", "false"):
+    required_text = query.pop("required", "false")
+    if required_text not in ("true", "false"):
         raise ValueError("expected required=true or required=false")
     path = unquote(parts.path)
     if parts.scheme == "aws-kms" and parts.netloc:
         endpoint_url = query.pop("endpoint_url", None)
         if endpoint_url is not None:
             _parse_http_url(endpoint_url)
-        place = KeyRingPlace(None, parts.netloc, path[1:], endpoint_url, required == "true")
+        place = KeyRingPlace(None, parts.netloc, path[1:], endpoint_url, required_text == "true")
     elif parts.scheme in ("", "file") and not parts.netloc and path.startswith("/"):
-        place = KeyRingPlace(Path(path), required=required == "true")
+        place = KeyRingPlace(Path(path), required=required_text == "true")
     else:
         raise ValueError("expected the absolute path of a file, or aws-kms://REGION/KEY")
     if query or parts.fragment:
@@ -268,14 +268,14 @@ def parse_node_map(text: str) -> dict[int, NodePlace]:
 
 
 def _parse_place(text: str) -> NodePlace:
-    listen, separator, advertised = text.partition("/")
+    listen, separator, advertised_text = text.partition("/")
     if not separator:
-        advertised = text
+        advertised_text = text
         listen = text.rpartition(":")[2]
-    if advertised.isascii() and advertised.isdigit():
-        advertised_host, advertised_port = None, _port(advertised)
+    if advertised_text.isascii() and advertised_text.isdigit():
+        advertised_host, advertised_port = None, _port(advertised_text)
     else:
-        address = parse_host_port(advertised)
+        address = parse_host_port(advertised_text)
         advertised_host, advertised_port = parse_host(address.host), _port(str(address.port))
     return NodePlace(_port(listen), advertised_host, advertised_port)
 
@@ -325,13 +325,13 @@ class UnitForm(TextForm):
                 return f"{value // size}{unit}"
         return str(value)
 
-    def read(self, value: object) -> object:
+    def read(self, raw_value: object) -> object:
         """A text with a unit as a number; anything else unchanged, for the next validator. Raises
         ValueError.
         """
-        match = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+        match = _WITH_UNIT.fullmatch(raw_value.strip()) if isinstance(raw_value, str) else None
         if match is None:
-            return value
+            return raw_value
         if (size := dict(self.units).get(match["unit"])) is None:
             raise ValueError(f"expected {self.expected}")
         return int(match["number"]) * size

@@ -294,8 +294,8 @@ def _meaning(kind: Any) -> str:
 def api_page() -> str:
     parts = [_INTRODUCTION, "| path | returns |\n|---|---|\n"]
     for one in ENDPOINTS:
-        guarded = " (guarded)" if one.guarded else ""
-        parts.append(f"| `{one.path}` | {one.summary}{guarded} |\n")
+        guarded_mark = " (guarded)" if one.guarded else ""
+        parts.append(f"| `{one.path}` | {one.summary}{guarded_mark} |\n")
     parts += [f"| `{path}` | {summary} |\n" for path, summary, _ in OTHERS]
     parts += [
         f"| `{DRILL_PATH}` ({method.upper()}) | {summary} |\n" for method, summary in _DRILL.items()

@@ -104,16 +104,16 @@ def masked_names(setting: str) -> frozenset[str]:
     return frozenset(name.strip().lower() for name in setting.split(",") if name.strip())
 
 
-def record_view(record: Record, masked: frozenset[str], as_hex: bool) -> dict[str, Any]:
+def record_view(record: Record, masked_names: frozenset[str], as_hex: bool) -> dict[str, Any]:
     """A record as JSON. A null key or value is null."""
 
     def part(content: bytes | None) -> dict[str, Any] | None:
-        return None if content is None else field_view(content, masked, as_hex)
+        return None if content is None else field_view(content, masked_names, as_hex)
 
     headers = []
     for name, content in record.headers[:HEADERS_SHOWN_MAX]:
         title = field_view(name, frozenset(), False).get("text", name.hex())
-        hidden = title.lower() in masked and content is not None
+        hidden = title.lower() in masked_names and content is not None
         value = {"bytes": len(content or b""), "hidden": "a masked header"} if hidden else None
         headers.append({"name": title, "value": value or part(content)})
     return {
@@ -126,14 +126,14 @@ def record_view(record: Record, masked: frozenset[str], as_hex: bool) -> dict[st
     }
 
 
-def field_view(content: bytes, masked: frozenset[str], as_hex: bool) -> dict[str, Any]:
+def field_view(content: bytes, masked_names: frozenset[str], as_hex: bool) -> dict[str, Any]:
     """`bytes`: the whole size. `text`, `hex` or `hidden` (why nothing is shown), and `cut` if more
-    follows. With `masked` names, only JSON is shown, because nothing else tells its fields.
+    follows. With `masked_names` names, only JSON is shown, because nothing else tells its fields.
     """
     about: dict[str, Any] = {"bytes": len(content)}
-    if masked:
+    if masked_names:
         try:
-            content = _with_masks(content, masked)
+            content = _with_masks(content, masked_names)
         except ValueError as error:
             return {**about, "hidden": str(error)}
     head = content[:SHOWN_BYTES_MAX]
@@ -154,13 +154,13 @@ def _as_text(head: bytes, *, whole: bool) -> str | None:
     return None
 
 
-def _with_masks(content: bytes, masked: frozenset[str]) -> bytes:
+def _with_masks(content: bytes, masked_names: frozenset[str]) -> bytes:
     """Raises ValueError with the reason why it is not shown."""
     if len(content) > MASKED_BYTES_MAX:
         raise ValueError(f"longer than {MASKED_BYTES_MAX} bytes, so its fields are not masked")
     try:
         value = json.loads(content)
-        return json.dumps(_masked(value, masked), ensure_ascii=False).encode()
+        return json.dumps(_masked(value, masked_names), ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise ValueError("not JSON, so its fields cannot be masked") from None
 

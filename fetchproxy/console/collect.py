@@ -191,11 +191,11 @@ class StatusCollector:
         self._partitions = PartitionsHealth(self._objects, self.rlmm)
         self._archive_up: bool | None = None
         self._health = self.sources.health
-        self._health.watch(self._of_the_archive)
+        self._health.watch(self._archive_conditions)
 
     async def __call__(self, query: PartitionQuery = ALL_PARTITIONS) -> Status:
         now = asyncio.get_running_loop().time()
-        knowledge = await self._found(now)
+        knowledge = await self._knowledge(now)
         table = PartitionRows(query, knowledge.conditions)
         await a_turn()
         clients: tuple[ClientStatus, ...] = ()
@@ -260,20 +260,20 @@ class StatusCollector:
 
     async def conditions(self) -> tuple[Condition, ...]:
         """All conditions, the worst first."""
-        return (await self._found(asyncio.get_running_loop().time())).conditions
+        return (await self._knowledge(asyncio.get_running_loop().time())).conditions
 
     async def run(self) -> None:
         """Looks and takes samples at intervals, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_on())
-            tasks.create_task(self._sample_on())
+            tasks.create_task(self._look_forever())
+            tasks.create_task(self._sample_forever())
 
-    async def _look_on(self) -> None:
+    async def _look_forever(self) -> None:
         while True:
             await self.look()
             await asyncio.sleep(self.limits.refresh_interval_ms / 1000)
 
-    async def _sample_on(self) -> None:
+    async def _sample_forever(self) -> None:
         """Beside the looks, which wait for a store that does not answer."""
         while True:
             await self.sample()
@@ -326,8 +326,8 @@ class StatusCollector:
             self._tps = tps
             self._topic_names = await asyncio.to_thread(_names_by_id, tps)
             rows = {tp: self._rows[tp] for tp in self._tps if tp in self._rows}
-            gone, self._rows = self._rows, rows
-            await self._withdraw_gauges([tp for tp in gone if tp not in rows])
+            rows_before, self._rows = self._rows, rows
+            await self._withdraw_gauges([tp for tp in rows_before if tp not in rows])
         if self.cluster is not None:
             log_offsets_s = self.limits.refresh_interval_ms / 1000
             await self.cluster.fetch_log_offsets(self._tps, not_older_than=now - log_offsets_s)
@@ -352,7 +352,7 @@ class StatusCollector:
             in_order = await asyncio.to_thread(sorted, self._archived)
             for _, tps in groupby(in_order, lambda tp: tp.topic_id):
                 await self._refresh(list(tps), not_older_than, unlisted)
-            await self._choose_probed()
+            await self._choose_probed_partition()
         except RemoteStorageError as error:
             self._note_archive(error)
         else:
@@ -396,12 +396,12 @@ class StatusCollector:
         """Whether the partition's line on the page shows gaps."""
         return tp in self._rows and bool(self._rows[tp].status.gaps)
 
-    def _of_the_archive(self, now: float) -> Iterator[Condition]:
+    def _archive_conditions(self, now: float) -> Iterator[Condition]:
         published = self.sources.published_conditions() or PublishedConditions()
         yield from published.merged(self._stored, now)
         yield from self._partitions.conditions()
 
-    async def _found(self, now: float) -> _Found:
+    async def _knowledge(self, now: float) -> _Found:
         conditions = list(self._health.all(now))
         moment, tail = Moment(now, self.sources.clock_ms()), self.cluster is not None
         if len(conditions) <= CONDITIONS_ON_THE_LOOP_MAX:
@@ -426,7 +426,7 @@ class StatusCollector:
         except RemoteStorageError as error:
             self._note_archive(error)
 
-    async def _choose_probed(self) -> None:
+    async def _choose_probed_partition(self) -> None:
         self._probed, least = None, float("inf")
         async for tp in cooperative(self._archived):
             if (count := self._segment_count(tp)) < least:
@@ -477,8 +477,8 @@ class StatusCollector:
             worst = max(failing, key=lambda status: status.failing_seconds)
             seconds, error = worst.failing_seconds, worst.last_error
             return StoreStatus(url, False, seconds, error, operations)
-        responded = self._archive_up or any(status.up for status in operations.values())
-        return StoreStatus(url, True if responded else None, operations=operations)
+        has_responded = self._archive_up or any(status.up for status in operations.values())
+        return StoreStatus(url, True if has_responded else None, operations=operations)
 
     async def _fill(self, table: PartitionRows) -> None:
         async for tp in cooperative(self._tps, LINES_AT_ONCE):
@@ -497,14 +497,14 @@ class StatusCollector:
         archiver = self.sources.archiver()
         if archiver is None:
             return None
-        leadership, leads_and_follows, refused = archiver
+        leadership, leads_and_follows, refused_topics = archiver
         return ArchiverStatus(
             leadership.kind,
             leadership.state,
             *leads_and_follows,
             leadership.members,
             _masked(leadership.error),
-            {topic: mask_text(reason) for topic, reason in refused.items()},
+            {topic: mask_text(reason) for topic, reason in refused_topics.items()},
         )
 
     def _partition_line(self, tp: TopicIdPartition) -> PartitionStatus:
@@ -517,10 +517,10 @@ class StatusCollector:
                 _set_gauges(line.status)
         return line.status
 
-    async def _withdraw_gauges(self, gone: Sequence[TopicIdPartition]) -> None:
+    async def _withdraw_gauges(self, gone_tps: Sequence[TopicIdPartition]) -> None:
         """A partition that was made again under the name of one that is gone sets its own anew."""
-        places = {(tp.topic, tp.partition) for tp in gone}
-        async for tp in cooperative(gone):
+        places = {(tp.topic, tp.partition) for tp in gone_tps}
+        async for tp in cooperative(gone_tps):
             if self.sources.work(tp) is None:
                 for gauge in _GAUGES:
                     gauge.remove(tp.topic, tp.partition)

@@ -209,19 +209,19 @@ def problems(
     conditions: Iterable[Condition], moment: Moment, *, tail: bool = True
 ) -> tuple[Problem, ...]:
     """`conditions`: the worst first. Not `tail`: there are no brokers that serve new records."""
-    of_kind: dict[str, list[Condition]] = {}
+    by_kind: dict[str, list[Condition]] = {}
     for condition in conditions:
-        of_kind.setdefault(condition.kind, []).append(condition)
-    return tuple(_problem(alike, moment, tail) for alike in of_kind.values())
+        by_kind.setdefault(condition.kind, []).append(condition)
+    return tuple(_problem(alike, moment, tail) for alike in by_kind.values())
 
 
 def _problem(alike: Sequence[Condition], moment: Moment, tail: bool) -> Problem:
     kind = alike[0].kind
     words = _WORDS.get(kind, _NEWER_WORDS)
     if kind == Kind.STORE_FAILING:
-        words, alike = _of_store(alike)
+        words, alike = _store_words(alike)
     first = min(alike, key=lambda one: float("inf") if one.until is None else one.until)
-    begun = [condition.since for condition in alike if condition.since is not None]
+    begin_times = [condition.since for condition in alike if condition.since is not None]
     until = words.until if "{at}" not in words.until else ""
     if first.until is not None and words.until:
         until = words.until.format(at=moment.in_words(first.until - moment.now))
@@ -235,11 +235,11 @@ def _problem(alike: Sequence[Condition], moment: Moment, tail: bool) -> Problem:
         remedy=first.remedy,
         count=len(alike),
         waits=first.meaning.waits,
-        since_s=round(moment.now - min(begun), 1) if begun else None,
+        since_s=round(moment.now - min(begin_times), 1) if begin_times else None,
     )
 
 
-def _of_store(alike: Sequence[Condition]) -> tuple[_Words, Sequence[Condition]]:
+def _store_words(alike: Sequence[Condition]) -> tuple[_Words, Sequence[Condition]]:
     """Deletions that fail matter least: they are told if nothing else fails."""
     matter = [one for one in alike if one.subject != StoreOperation.DELETE] or alike
     operations = {condition.subject for condition in matter}
@@ -285,12 +285,12 @@ def _loss(
 ) -> tuple[str, int | None]:
     if any(one.kind == Kind.UNARCHIVED_RECORDS_DELETED for one in rest):
         return "Records are being lost: the brokers delete what is not archived.", 0
-    timed = [
+    timed_conditions = [
         condition
         for condition in rest
         if condition.until is not None and not _WORDS[condition.kind].until
     ]
-    times_left = [one.until - moment.now for one in timed if one.until is not None]
+    times_left = [one.until - moment.now for one in timed_conditions if one.until is not None]
     times_left += least_times.of(rest)
     if not times_left:
         return "No time is known from which the brokers delete what is not archived.", None

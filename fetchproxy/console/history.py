@@ -116,16 +116,16 @@ def sample_of(
     )
 
 
-def merged_samples(of_workers: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def merged_samples(worker_samples: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Samples of several workers as those of one process, by the minute; each list has the oldest
     first. The archive's figures are the first worker's.
     """
-    merged: dict[int, dict[str, Any]] = {}
-    for samples in of_workers:
+    samples_by_minute: dict[int, dict[str, Any]] = {}
+    for samples in worker_samples:
         for sample in samples:
-            totals = merged.get(minute := sample["at_ms"] // SAMPLE_INTERVAL_MS)
-            merged[minute] = sample if totals is None else _sum_of(totals, sample)
-    return [merged[minute] for minute in sorted(merged)][-SAMPLES_MAX:]
+            totals = samples_by_minute.get(minute := sample["at_ms"] // SAMPLE_INTERVAL_MS)
+            samples_by_minute[minute] = sample if totals is None else _sum_of(totals, sample)
+    return [samples_by_minute[minute] for minute in sorted(samples_by_minute)][-SAMPLES_MAX:]
 
 
 def _sum_of(sample: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

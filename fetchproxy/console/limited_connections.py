@@ -94,7 +94,7 @@ class LimitedConnection(asyncio.Protocol):
         else:
             data = data[: end + len(_HEADERS_END) - len(self._last_bytes)]
             self._last_bytes = None
-            if not self._admitted():
+            if not self._has_place():
                 self._abort()
                 return
             self._end_after(CONSOLE_REQUEST_MAX_S, "console_request_max_s")
@@ -116,7 +116,7 @@ class LimitedConnection(asyncio.Protocol):
             self._timer.cancel()
         self._inner.connection_lost(exc)
 
-    def _admitted(self) -> bool:
+    def _has_place(self) -> bool:
         """Whether there is a place for the request; always for a probe."""
         self._open.silent.pop(self, None)
         if self._begin == _PROBE:

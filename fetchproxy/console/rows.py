@@ -287,7 +287,7 @@ class Rows:
 
     async def partitions(self, topic: str, query: PageQuery) -> Page:
         """By number, or as the query chooses. Raises NotThere."""
-        tps = self._of_topic(topic)
+        tps = self._topic_tps(topic)
         if query.chooses:
             return await self._chosen_partitions(tps, query)
         after = skipped_rows(query) if query.after else -1
@@ -303,7 +303,7 @@ class Rows:
     async def segments(self, topic: str, partition: int, query: PageQuery) -> Page:
         """By offset. Raises NotThere."""
         after = skipped_rows(query) if query.after else -1
-        tps = [tp for tp in self._of_topic(topic) if tp.partition == partition]
+        tps = [tp for tp in self._topic_tps(topic) if tp.partition == partition]
         if not tps:
             raise NotThere(f"partition {partition} of topic {topic}")
         rows: list[ArchivedSegment] = []
@@ -325,7 +325,7 @@ class Rows:
     async def timeline_of_topic(self, topic: str, query: PageQuery) -> Page:
         """By kind, then by time. Raises NotThere."""
         spans: list[TimelineSpan] = []
-        async for tp in cooperative(self._of_topic(topic), _TIMELINES_AT_ONCE):
+        async for tp in cooperative(self._topic_tps(topic), _TIMELINES_AT_ONCE):
             spans += self.collector.spans(tp)
             if len(spans) > _SPANS_AT_ONCE:
                 spans = list(await asyncio.to_thread(merged_spans, spans))
@@ -333,7 +333,7 @@ class Rows:
 
     async def timeline(self, topic: str, partition: int, query: PageQuery) -> Page:
         """By kind, then by offset. Raises NotThere."""
-        tps = [tp for tp in self._of_topic(topic) if tp.partition == partition]
+        tps = [tp for tp in self._topic_tps(topic) if tp.partition == partition]
         if not tps:
             raise NotThere(f"partition {partition} of topic {topic}")
         return _numbered_page([span for tp in tps for span in self.collector.spans(tp)], query)
@@ -342,7 +342,7 @@ class Rows:
         """The oldest first."""
         return _numbered_page(self.collector.history.samples(), query)
 
-    def _of_topic(self, topic: str) -> Sequence[TopicIdPartition]:
+    def _topic_tps(self, topic: str) -> Sequence[TopicIdPartition]:
         tps = self.collector.tps
         first, end = bisect_left(tps, topic, key=_topic), bisect_right(tps, topic, key=_topic)
         if first == end:
@@ -351,27 +351,27 @@ class Rows:
 
     async def readers(self, query: PageQuery) -> Page:
         """Those with most bytes first."""
-        skipped = skipped_rows(query)
+        skipped_count = skipped_rows(query)
         accounts = [*self.accounts.clients(), self.accounts.others, self.accounts.own]
         await a_turn()
         largest = await asyncio.to_thread(
-            heapq.nlargest, skipped + query.limit + 1, accounts, _bytes
+            heapq.nlargest, skipped_count + query.limit + 1, accounts, _bytes
         )
-        page_rows = largest[skipped : skipped + query.limit]
+        page_rows = largest[skipped_count : skipped_count + query.limit]
         rows = [
             ReaderRow(**row.client._asdict(), **cost_of(row, self.prices))
             async for row in cooperative(page_rows, LINES_AT_ONCE)
         ]
-        more = len(largest) > skipped + query.limit
-        return Page(tuple(rows), str(skipped + query.limit) if more else None)
+        more = len(largest) > skipped_count + query.limit
+        return Page(tuple(rows), str(skipped_count + query.limit) if more else None)
 
     async def groups(self, query: PageQuery) -> Page:
         """By name: groups of connected clients, and of clients that have read lately."""
         await a_turn()
         clients: dict[str, set[tuple[str, str]]] = defaultdict(set)
         sums: dict[str, ReaderAccount] = {}
-        named = self.collector.sources.groups() or GroupsOfClients()
-        async for group_key, groups in cooperative(named.items()):
+        groups_of_clients = self.collector.sources.groups() or GroupsOfClients()
+        async for group_key, groups in cooperative(groups_of_clients.items()):
             for group in groups:
                 clients[group].add(group_key)
         async for client in cooperative(self.accounts.clients()):
@@ -392,21 +392,21 @@ class Rows:
 
     async def conditions(self, query: PageQuery) -> Page:
         """The worst first."""
-        skipped, now = skipped_rows(query), asyncio.get_running_loop().time()
+        skipped_count, now = skipped_rows(query), asyncio.get_running_loop().time()
         every = await self.collector.conditions()
-        page_rows = every[skipped : skipped + query.limit]
+        page_rows = every[skipped_count : skipped_count + query.limit]
         rows = [row.as_json_at(now) async for row in cooperative(page_rows, LINES_AT_ONCE)]
-        more = len(every) > skipped + query.limit
-        return Page(tuple(rows), str(skipped + query.limit) if more else None)
+        more = len(every) > skipped_count + query.limit
+        return Page(tuple(rows), str(skipped_count + query.limit) if more else None)
 
     async def log(self, query: PageQuery) -> Page:
         """The newest first."""
-        skipped = skipped_rows(query)
+        skipped_count = skipped_rows(query)
         lines = self.lines.newest_first()
-        page_rows = lines[skipped : skipped + query.limit]
-        more = len(lines) > skipped + query.limit
+        page_rows = lines[skipped_count : skipped_count + query.limit]
+        more = len(lines) > skipped_count + query.limit
         rows = tuple(LogLine(*row) for row in page_rows)
-        return Page(rows, str(skipped + query.limit) if more else None)
+        return Page(rows, str(skipped_count + query.limit) if more else None)
 
     async def process(self, _query: PageQuery) -> Page:
         return Page((await self.facts.row(),))
@@ -426,13 +426,13 @@ def _order(sorts: Mapping[str, Callable[[Any], Any]], name: str) -> Callable[[An
 
 def _first_rows(rows: Iterable[T], order: Callable[[T], Any], query: PageQuery) -> list[T]:
     """Those of the page, and one more if there are more."""
-    skipped = skipped_rows(query)
-    return heapq.nsmallest(skipped + query.limit + 1, rows, key=order)[skipped:]
+    skipped_count = skipped_rows(query)
+    return heapq.nsmallest(skipped_count + query.limit + 1, rows, key=order)[skipped_count:]
 
 
 def _numbered_page(rows: Sequence[Any], query: PageQuery) -> Page:
-    skipped = skipped_rows(query)
-    return _page_of(rows[skipped : skipped + query.limit + 1], query)
+    skipped_count = skipped_rows(query)
+    return _page_of(rows[skipped_count : skipped_count + query.limit + 1], query)
 
 
 def _page_of(rows: Sequence[Any], query: PageQuery) -> Page:

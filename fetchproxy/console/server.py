@@ -190,8 +190,8 @@ def token_guard(token_now: Callable[[], bytes | None]) -> Middleware:
 
 def is_of_this_machine(request: web.Request) -> bool:
     """False also for what a proxy on this machine passes on for others, as far as it says so."""
-    forwarded = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via"))
-    return is_loopback(request.remote or "") and not forwarded
+    is_forwarded = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via"))
+    return is_loopback(request.remote or "") and not is_forwarded
 
 
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
@@ -346,9 +346,9 @@ class HttpConsole(ABC):
         await self._runner.setup()
         try:
             assert self._runner.server is not None  # it is set up
-            connected = partial(LimitedConnection, self._runner.server, OpenConnections())
+            make_connection = partial(LimitedConnection, self._runner.server, OpenConnections())
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(connected, address.host, address.port)
+            self._server = await loop.create_server(make_connection, address.host, address.port)
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(

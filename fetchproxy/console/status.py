@@ -385,11 +385,14 @@ async def largest_clients(
         )
         await a_turn()
     return tuple(
-        [replace(row, topics=_named(one, topic_names)) async for row, one in cooperative(rows, 1)]
+        [
+            replace(row, topics=_topic_names(one, topic_names))
+            async for row, one in cooperative(rows, 1)
+        ]
     )
 
 
-def _named(consumer: Consumer, topic_names: Mapping[bytes, str]) -> tuple[str, ...]:
+def _topic_names(consumer: Consumer, topic_names: Mapping[bytes, str]) -> tuple[str, ...]:
     """Clients name topics by id or by name. An unknown id is left out."""
     names = [topic_names.get(ref) or ref.decode(errors="replace") for ref in consumer.topics()]
     return tuple(sorted(harmless(name) for name in names if "\ufffd" not in name))
@@ -524,13 +527,13 @@ class PartitionsHealth:
             known_tps = set(tps)
             self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in known_tps}
 
-    def _note(self, found: set[Condition]) -> None:
+    def _note(self, conditions_found: set[Condition]) -> None:
         """Logs missing offsets only. The code that copied or read has logged the other kinds."""
         to_log = Kind.ARCHIVED_OFFSETS_MISSING
-        for gone in set(self.conditions()) - found:
-            over = self._health.clear if gone.kind == to_log else self._health.forget
-            over(gone.kind, gone)
-        for one in found:
+        for gone_condition in set(self.conditions()) - conditions_found:
+            over = self._health.clear if gone_condition.kind == to_log else self._health.forget
+            over(gone_condition.kind, gone_condition)
+        for one in conditions_found:
             begin = self._health.report if one.kind == to_log else self._health.hold
             begin(one, one)
 

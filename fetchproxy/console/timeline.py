@@ -110,11 +110,11 @@ def merged_spans(spans: Iterable[TimelineSpan]) -> tuple[TimelineSpan, ...]:
     """Spans of several partitions: those of one kind that meet are one."""
     order = list(SpanKind)
     by_kind = sorted(spans, key=lambda span: (order.index(SpanKind(span.kind)), span.from_ms))
-    grouped = groupby(by_kind, key=lambda condition: condition.kind)
-    return tuple(met for _, alike in grouped for met in _met(alike))
+    spans_of_kind = groupby(by_kind, key=lambda condition: condition.kind)
+    return tuple(merged for _, alike in spans_of_kind for merged in _merge_touching(alike))
 
 
-def _met(rising: Iterable[TimelineSpan]) -> Iterator[TimelineSpan]:
+def _merge_touching(rising: Iterable[TimelineSpan]) -> Iterator[TimelineSpan]:
     open_span: TimelineSpan | None = None
     for one in rising:
         if open_span is None or one.from_ms > open_span.until_ms:

@@ -56,7 +56,7 @@ _OF_GROUPS = (ApiKey.FIND_COORDINATOR, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, Api
 _TOPIC_IDS_FROM = 10  # of Metadata: Kafka 2.8
 
 
-async def dialed(address: HostPort, tls: ReloadingContext | None = None) -> OSError | None:
+async def dial_error(address: HostPort, tls: ReloadingContext | None = None) -> OSError | None:
     """Connect and close again; the error, or None."""
     try:
         transport, _ = await dial(asyncio.Protocol, address.host, address.port, tls)
@@ -75,7 +75,7 @@ async def dial_each(
     async def one(address: HostPort) -> None:
         try:
             async with asyncio.timeout(wait_max_ms / 1000):
-                error = await dialed(address, tls)
+                error = await dial_error(address, tls)
         except TimeoutError:
             error = OSError(f"no connection within {wait_max_ms} ms")
         if error is not None:
@@ -87,7 +87,7 @@ async def dial_each(
     return faults
 
 
-def _about(address: HostPort, reason: str) -> Finding:
+def _broker_finding(address: HostPort, reason: str) -> Finding:
     words = {"host": address.host, "port": address.port, "address": address}
     return Finding(reason, words)
 
@@ -96,12 +96,14 @@ async def _one_takes_connections(scene: Scene) -> Sequence[Finding]:
     faults = await _dial_bootstrap(scene)
     addresses = parse_bootstrap(scene.config.cluster.bootstrap)
     return (
-        [_about(*one) for one in faults.items()] if len(faults) == len(set(addresses)) else NOTHING
+        [_broker_finding(*one) for one in faults.items()]
+        if len(faults) == len(set(addresses))
+        else NOTHING
     )
 
 
 async def _each_takes_connections(scene: Scene) -> Sequence[Finding]:
-    return [_about(*one) for one in (await _dial_bootstrap(scene)).items()]
+    return [_broker_finding(*one) for one in (await _dial_bootstrap(scene)).items()]
 
 
 async def _dial_bootstrap(scene: Scene) -> dict[HostPort, str]:
@@ -118,7 +120,7 @@ async def _tls_works(scene: Scene) -> Sequence[Finding]:
     away = await _dial_bootstrap(scene)
     reachable = [a for a in parse_bootstrap(config.bootstrap) if a not in away]
     faults = await dial_each(reachable, config.connect_max_ms, tls)
-    return [_about(*one) for one in faults.items()]
+    return [_broker_finding(*one) for one in faults.items()]
 
 
 async def _speak_kafka(scene: Scene) -> Passed | Sequence[Finding]:
@@ -184,12 +186,12 @@ async def _broker_faults(scene: Scene) -> tuple[dict[HostPort, str], int]:
 
 async def _can_be_reached(scene: Scene) -> Sequence[Finding]:
     faults, count = await _broker_faults(scene)
-    return [_about(*one) for one in faults.items()] if len(faults) == count else NOTHING
+    return [_broker_finding(*one) for one in faults.items()] if len(faults) == count else NOTHING
 
 
 async def _each_responds(scene: Scene) -> Sequence[Finding]:
     faults, _ = await _broker_faults(scene)
-    return [_about(*one) for one in faults.items()]
+    return [_broker_finding(*one) for one in faults.items()]
 
 
 # --- the rights of the proxy's own user ---

@@ -47,14 +47,14 @@ class Change:
 
 def changed_settings(now: Loaded, new: Loaded) -> list[tuple[str, str, str]]:
     """Without secrets, which count as changed if they are."""
-    changed: list[tuple[str, str, str]] = []
+    changes: list[tuple[str, str, str]] = []
     for key in all_keys().values():
         before, after = now.value_of(key), new.value_of(key)
         if before == after:
             continue
         texts = [_value_text(key.as_text(value), key.is_secret) for value in (before, after)]
-        changed.append((key.dotted, texts[0], texts[1]))
-    return changed
+        changes.append((key.dotted, texts[0], texts[1]))
+    return changes
 
 
 def _value_text(text: str, is_secret: bool) -> str:
@@ -74,12 +74,12 @@ async def examine_change(scene: Scene, most_s: float) -> Change | None:
     try:
         async with asyncio.timeout(most_s):
             before, after = await _topics(scene, now), await _topics(scene, new)
-            gained = sorted(after - before)
-            margins = {topic: await _margin_ms(scene, topic) for topic in gained}
+            gained_topics = sorted(after - before)
+            margins = {topic: await _margin_ms(scene, topic) for topic in gained_topics}
     except (NotChecked, FetchProxyError, TimeoutError):
         return change  # the checks of the brokers say why
     removed_topics = sorted(before - after)
-    return replace(change, gained=gained, lost=removed_topics, margin_ms=margins)
+    return replace(change, gained=gained_topics, lost=removed_topics, margin_ms=margins)
 
 
 async def _margin_ms(scene: Scene, topic: str) -> int | None:
@@ -137,15 +137,17 @@ async def _deletes_no_more(scene: Scene) -> Sequence[Finding]:
     for topic in sorted(topics):
         before = effective_retention(now.archive, topic, None)
         after = effective_retention(new.archive, topic, None)
-        for what, kept, keeps in (
+        for what, retention_kept, keeps in (
             ("ms", before.remote_ms, after.remote_ms),
             ("bytes", before.remote_bytes, after.remote_bytes),
         ):
-            if keeps >= 0 and not 0 <= kept <= keeps:
-                shorter.setdefault((what, kept, keeps), []).append(topic)
+            if keeps >= 0 and not 0 <= retention_kept <= keeps:
+                shorter.setdefault((what, retention_kept, keeps), []).append(topic)
     return [
-        Finding(f"remote_log_retention_{what}: {kept} becomes {keeps} for {', '.join(names)}")
-        for (what, kept, keeps), names in shorter.items()
+        Finding(
+            f"remote_log_retention_{what}: {retention_kept} becomes {keeps} for {', '.join(names)}"
+        )
+        for (what, retention_kept, keeps), names in shorter.items()
     ]
 
 

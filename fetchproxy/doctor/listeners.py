@@ -72,9 +72,9 @@ async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
         ports.append(("gateway.node_map", HostPort(listen.host, address.listen_port)))
     base = config.gateway.node_port_base
     if base and not config.archive_only.enabled:
-        mapped = parse_node_map(config.gateway.node_map or "")
+        mapped_addresses = parse_node_map(config.gateway.node_map or "")
         nodes = await from_brokers((await scene.cluster()).brokers())
-        for node in sorted(nodes.keys() - mapped.keys()):
+        for node in sorted(nodes.keys() - mapped_addresses.keys()):
             if base + node < PORTS:
                 ports.append(("gateway.node_port_base", HostPort(listen.host, base + node)))
     if config.console.listen is not None:
@@ -171,14 +171,14 @@ def _as_client(config: Config, address: HostPort) -> ClusterConfig:
     )
     has_tls = config.gateway.tls_certificate_file is not None
     protocol = "SSL" if has_tls else "PLAINTEXT"
-    changed = {
+    client_settings = {
         "bootstrap": str(address),
         "security_protocol": f"SASL_{protocol}" if has_sasl else protocol,
         "request_max_ms": _REQUEST_MAX_MS,
     }
     if not has_sasl:
-        return ClusterConfig.model_validate(changed)
-    return config.cluster.model_copy(update=changed)
+        return ClusterConfig.model_validate(client_settings)
+    return config.cluster.model_copy(update=client_settings)
 
 
 def trusting(file: Path, *, last_only: bool = False) -> ssl.SSLContext:
@@ -226,13 +226,13 @@ async def _advertises_what_works(scene: Scene) -> Sequence[Finding]:
         for address in dict.fromkeys(addresses):
             reason = unreachable.get(address)
             if reason is None:
-                reason = await _greeted(proxy, address)
+                reason = await _handshake_error(proxy, address)
             if reason is not None:
                 findings.append(Finding(reason, {"address": address, "host": address.host}))
     return findings
 
 
-async def _greeted(proxy: Cluster, address: HostPort) -> str | None:
+async def _handshake_error(proxy: Cluster, address: HostPort) -> str | None:
     try:
         await proxy.greet(address)
     except ClusterError as error:

@@ -47,7 +47,7 @@ _CLEAN_UP_MAX_S = 5.0
 
 
 async def _responds(scene: Scene) -> Passed | Sequence[Finding]:
-    storage = await _opened(scene)
+    storage = await _open_storage(scene)
     with tried_once():
         identity = await read_identity(storage.store, scene.prefix)
     return NOTHING if identity is not None else Passed("there is no archive yet")
@@ -61,7 +61,7 @@ def _is_to_be_made(url: str) -> bool:
     return can_make(location.root)
 
 
-async def _opened(scene: Scene) -> RemoteStorage:
+async def _open_storage(scene: Scene) -> RemoteStorage:
     """Raises NotChecked while only a write could make the store's folder."""
     storage = await scene.storage()
     if scene.archives and await asyncio.to_thread(_is_to_be_made, store_url(scene.config)):
@@ -76,7 +76,7 @@ def can_make(folder: Path) -> bool:
 
 
 async def _is_our_own(scene: Scene) -> Sequence[Finding]:
-    storage = await _opened(scene)
+    storage = await _open_storage(scene)
     identity = storage.identity
     with tried_once():
         stored_identity = await identity.look()
@@ -101,7 +101,7 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
 
 
 async def _is_there(scene: Scene) -> Sequence[Finding]:
-    storage = await _opened(scene)
+    storage = await _open_storage(scene)
     if scene.archives:
         raise DoesNotApply("the first archiver creates it")
     if await from_store(read_identity(storage.store, scene.prefix)) is not None:
@@ -119,7 +119,7 @@ async def _probe(scene: Scene, name: str = "probe") -> AsyncIterator[tuple[Objec
     """
     if not scene.archives:
         raise DoesNotApply("a process that does not archive only reads")
-    store = (await _opened(scene)).store
+    store = (await _open_storage(scene)).store
     key = f"{scene.prefix}doctor.{scene.id}/{name}"  # no topic's name
     try:
         with tried_once():
@@ -185,7 +185,7 @@ async def _can_be_deleted(scene: Scene) -> Sequence[Finding]:
 
 
 async def _clocks_agree(scene: Scene) -> Sequence[Finding]:
-    store = (await _opened(scene)).store
+    store = (await _open_storage(scene)).store
     before_ms = scene.wall_clock_ms()
     stores_ms = await from_store(store.clock_ms(scene.prefix))
     if stores_ms is None:
@@ -200,13 +200,13 @@ async def _clocks_agree(scene: Scene) -> Sequence[Finding]:
 
 
 async def _is_fast(scene: Scene) -> Passed | Sequence[Finding]:
-    store = (await _opened(scene)).store
+    store = (await _open_storage(scene)).store
     clock = asyncio.get_running_loop().time
     times_ms: list[float] = []
     for _ in range(_LATENCY_READS):
-        begun = clock()
+        begun_at = clock()
         await from_store(read_identity(store, scene.prefix))
-        times_ms.append((clock() - begun) * 1000)
+        times_ms.append((clock() - begun_at) * 1000)
         if sum(times_ms) > _LATENCY_READS * _LATENCY_MAX_MS:
             break
     middle = median(times_ms)
@@ -216,7 +216,7 @@ async def _is_fast(scene: Scene) -> Passed | Sequence[Finding]:
 
 
 async def _hazards(scene: Scene, loses: bool) -> Sequence[Finding]:
-    store = (await _opened(scene)).store
+    store = (await _open_storage(scene)).store
     hazards = await from_store(store.hazards(scene.prefix))
     return [
         Finding(hazard.what, {"remedy": f"`{hazard.remedy}`"})

@@ -57,14 +57,14 @@ async def discovery_of(scene: Scene) -> TopicDiscovery:
     return discovery
 
 
-async def _archived(scene: Scene) -> list[_Archived]:
+async def _archived_topics(scene: Scene) -> list[_Archived]:
     discovery = await from_brokers(discovery_of(scene))
-    cluster, archived = await scene.cluster(), []
+    cluster, archived_topics = await scene.cluster(), []
     for topic in await from_brokers(cluster.topics()):
         settings = discovery.topic_config(topic.topic_id)
         if settings is not None and topic.name not in discovery.refused:
-            archived.append(_Archived(topic, settings))
-    return archived
+            archived_topics.append(_Archived(topic, settings))
+    return archived_topics
 
 
 async def _metadata_topic_keeps(scene: Scene) -> Sequence[Finding]:
@@ -88,12 +88,12 @@ async def _match(scene: Scene) -> Passed | Sequence[Finding]:
     discovery = await discovery_of(scene)
     if (reason := discovery.why_nothing()) is not None:
         return [Finding(reason)]
-    return Passed(f"{len(await _archived(scene))} topics are archived")
+    return Passed(f"{len(await _archived_topics(scene))} topics are archived")
 
 
 async def _none_from_the_future(scene: Scene) -> Sequence[Finding]:
     findings: list[Finding] = []
-    for segment in (await _archived(scene))[:_NEWEST_READ_MAX]:
+    for segment in (await _archived_topics(scene))[:_NEWEST_READ_MAX]:
         newest_ms = await _newest_ms(scene, segment.topic)
         ahead_s = ((newest_ms or 0) - scene.wall_clock_ms()) // 1000
         if ahead_s > CLOCK_DIFFERS_MAX_MS // 1000:
@@ -128,7 +128,7 @@ async def _newest_ms(scene: Scene, topic: TopicInfo) -> int | None:
 
 async def _refuse_the_future(scene: Scene) -> Sequence[Finding]:
     findings: list[Finding] = []
-    for topic, settings in await _archived(scene):
+    for topic, settings in await _archived_topics(scene):
         retention = effective_retention(scene.config.archive, topic.name, settings)
         by_time = retention.remote_ms >= 0 or retention.local_ms >= 0
         limit_ms = number_in(settings, "message.timestamp.after.max.ms", 0)
@@ -143,7 +143,7 @@ async def _refuse_the_future(scene: Scene) -> Sequence[Finding]:
 async def _responses_fit(scene: Scene) -> Sequence[Finding]:
     frame = scene.config.cluster.frame_bytes_max
     findings: list[Finding] = []
-    for topic, settings in await _archived(scene):
+    for topic, settings in await _archived_topics(scene):
         largest = number_in(settings, "max.message.bytes", 0)
         needs = FETCH_BYTES_MAX + largest + _FRAME_OVERHEAD_BYTES
         if needs > frame:
@@ -157,7 +157,7 @@ async def _responses_fit(scene: Scene) -> Sequence[Finding]:
 
 async def _can_trim(scene: Scene) -> Sequence[Finding]:
     findings: list[Finding] = []
-    for topic, settings in await _archived(scene):
+    for topic, settings in await _archived_topics(scene):
         retention = effective_retention(scene.config.archive, topic.name, settings)
         refusal = trimming_refusal(settings) if retention.trims_locally else None
         if refusal is not None:
@@ -168,7 +168,7 @@ async def _can_trim(scene: Scene) -> Sequence[Finding]:
 async def _keep_until_archived(scene: Scene) -> Sequence[Finding]:
     archive = scene.config.archive
     findings: list[Finding] = []
-    for topic, settings in await _archived(scene):
+    for topic, settings in await _archived_topics(scene):
         if (reason := retention_fault(archive, settings)) is not None:
             words = {"topic": topic.name, "retention_ms": 2 * archived_after_ms(archive)}
             findings.append(Finding(f"{topic.name}: {reason}", words))
@@ -195,7 +195,7 @@ def retention_fault(archive: ArchiveConfig, settings: Mapping[str, str]) -> str 
 async def _keep_enough_bytes(scene: Scene) -> Sequence[Finding]:
     segment = scene.config.archive.segment_bytes_max
     findings: list[Finding] = []
-    for topic, settings in await _archived(scene):
+    for topic, settings in await _archived_topics(scene):
         retention_bytes = number_in(settings, "retention.bytes", -1)
         if 0 <= retention_bytes < segment:
             reason = (

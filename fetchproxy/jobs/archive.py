@@ -104,10 +104,10 @@ def archive(
     config = for_executors(config)
     in_loop(begin_archive(config, create=create))
     plan = plan_archive(config)
-    done = runner.each(plan.partitions, archive_work(config))
-    rows = [_row(partition) for partition in done.results]
-    failures = (*plan.failed, *done.failures, *describe_topics(config, plan.topics))
-    return plan, replace(done, failures=failures, frame=runner.frame(rows, ARCHIVED_SCHEMA))
+    outcome = runner.each(plan.partitions, archive_work(config))
+    rows = [_row(partition) for partition in outcome.results]
+    failures = (*plan.failed, *outcome.failures, *describe_topics(config, plan.topics))
+    return plan, replace(outcome, failures=failures, frame=runner.frame(rows, ARCHIVED_SCHEMA))
 
 
 def check_source(config: Config) -> None:
@@ -148,7 +148,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
         if reason := discovery.why_nothing():
             raise ConfigError(reason)
         plans: list[PlannedPartition] = []
-        failed: list[ItemFailure] = []
+        failures: list[ItemFailure] = []
 
         async def planned(tp: TopicIdPartition) -> PlannedPartition:
             log_offsets = await cluster.log_offsets(tp)
@@ -162,17 +162,17 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
             )
 
         async def look(tp: TopicIdPartition) -> None:
-            if not plans and len(failed) >= PARTITIONS_FAILED_IN_A_ROW_MAX:
-                raise ClusterUnavailable(f"no partition can be looked at: {failed[0]}")
+            if not plans and len(failures) >= PARTITIONS_FAILED_IN_A_ROW_MAX:
+                raise ClusterUnavailable(f"no partition can be looked at: {failures[0]}")
             outcome = await attempt_async(planned(tp), str(tp))
             if isinstance(outcome, ItemFailure):
-                failed.append(outcome)
+                failures.append(outcome)
             else:
                 plans.append(outcome)
 
         await for_each(tps, look, PLANNED_AT_ONCE)
     plans.sort(key=lambda planned: (-planned.offsets, planned.tp))
-    return ArchivePlan(tuple(found_topics), tuple(plans), discovery.refused, tuple(failed))
+    return ArchivePlan(tuple(found_topics), tuple(plans), discovery.refused, tuple(failures))
 
 
 def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[ItemFailure, ...]:

@@ -85,18 +85,18 @@ def backfill(
         name=lambda one: one.range.name,
         size=lambda manifest: manifest.rows,
     )
-    done = runner.each(plan.tasks, work)
-    if not done.failures:
+    outcome = runner.each(plan.tasks, work)
+    if not outcome.failures:
         with _output_errors(output):
             target.folder.remove_parts()
-    frame = runner.frame([_row(manifest) for manifest in done.results], MANIFEST_SCHEMA)
-    failures = *plan.left_out, *done.failures, *too_large_in(target.options, done.results)
-    return Done(done.results, failures, frame), plan.ranges_before
+    frame = runner.frame([_row(manifest) for manifest in outcome.results], MANIFEST_SCHEMA)
+    failures = *plan.left_out, *outcome.failures, *too_large_in(target.options, outcome.results)
+    return Done(outcome.results, failures, frame), plan.ranges_before
 
 
-def too_large_in(options: SourceOptions, written: Iterable[Manifest]) -> Iterator[ItemFailure]:
+def too_large_in(options: SourceOptions, manifests: Iterable[Manifest]) -> Iterator[ItemFailure]:
     """Names the batches that were too large for the tasks that wrote the other records."""
-    for one in written:
+    for one in manifests:
         if one.too_large:
             offsets = named([f"{first} to {last}" for first, last in one.too_large])
             subject = "each batch is" if len(one.too_large) > 1 else "the batch is"
@@ -123,37 +123,37 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     selections, left_out = in_loop(backfill_input(options))
     number, last = folder.last_plan()
     manifests = folder.manifests()
-    done = [manifest.range for manifest in manifests if manifest.is_whole]
-    begun = [manifest.range for manifest in manifests if not manifest.is_whole]
-    known_ranges = (*(last.ranges if last else ()), *done, *begun)
+    whole_ranges = [manifest.range for manifest in manifests if manifest.is_whole]
+    begun_ranges = [manifest.range for manifest in manifests if not manifest.is_whole]
+    known_ranges = (*(last.ranges if last else ()), *whole_ranges, *begun_ranges)
     left_out = (*left_out, *of_other_topics(known_ranges, selections))
     unread = {failure.name for failure in left_out}
     selections = [(view, span) for view, span in selections if str(view.tp) not in unread]
     views = {(view.tp.topic, view.tp.partition): view for view, _ in selections}
     plan = next_plan(
         last,
-        done,
+        whole_ranges,
         selections,
         _settings(options),
         bytes_max=range_bytes_max,
-        begun=begun,
+        begun_ranges=begun_ranges,
     )
-    waiting = set(last.ranges) - set(done) if last is not None else set()
+    waiting = set(last.ranges) - set(whole_ranges) if last is not None else set()
     if set(plan.ranges) - waiting:
         plan = folder.add_plan(number + 1, plan)
     tasks: list[RangeTask] = []
-    gone: list[ItemFailure] = []
-    finished = set(done)
+    gone_ranges: list[ItemFailure] = []
+    finished_ranges = set(whole_ranges)
     for range_ in plan.ranges:
-        if range_ in finished or f"{range_.topic}-{range_.partition}" in unread:
+        if range_ in finished_ranges or f"{range_.topic}-{range_.partition}" in unread:
             continue
         view = views.get((range_.topic, range_.partition))
-        lost = _lost(options, view, range_)
-        if lost is None:
+        why_gone = _why_gone(options, view, range_)
+        if why_gone is None:
             tasks.append(RangeTask(range_, _read_task(view, range_)))
         else:
-            gone.append(ItemFailure(range_.name, lost, False))
-    return PlannedBackfill(tasks, len(done), (*left_out, *gone))
+            gone_ranges.append(ItemFailure(range_.name, why_gone, False))
+    return PlannedBackfill(tasks, len(whole_ranges), (*left_out, *gone_ranges))
 
 
 def backfill_range(target: Target, task: RangeTask) -> Manifest:
@@ -177,7 +177,7 @@ def _settings(options: SourceOptions) -> dict[str, str]:
     }
 
 
-def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange) -> str | None:
+def _why_gone(options: SourceOptions, view: PartitionView | None, one: BackfillRange) -> str | None:
     """Why the planned range can no longer be written. None: it can."""
     start = None if view is None else view.log_start_offset
     if not options.fail_on_data_loss or (start is not None and start <= one.first):

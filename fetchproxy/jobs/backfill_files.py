@@ -71,10 +71,10 @@ class OutputFolder:
 
     @property
     def fs(self) -> Any:
-        return _opened(self.place)[0]
+        return _file_system_of(self.place)[0]
 
     def path(self, name: str) -> str:
-        return f"{_opened(self.place)[1]}/{name}"
+        return f"{_file_system_of(self.place)[1]}/{name}"
 
     @property
     def renames(self) -> bool:
@@ -83,13 +83,13 @@ class OutputFolder:
     def part(self, name: str) -> str:
         """The path to write the file `name` at until `publish`. No other task uses the path."""
         if not self.renames:
-            return self._made(self.path(name))
+            return self._make_folder(self.path(name))
         base = name.rpartition("/")[2]
-        return self._made(self.path(f"{_SIDE}/parts/{base}.{uuid4().hex}"))
+        return self._make_folder(self.path(f"{_SIDE}/parts/{base}.{uuid4().hex}"))
 
     def publish(self, part: str, name: str) -> None:
         """The last of several tasks wins; all have written the same content."""
-        path = self._made(self.path(name))
+        path = self._make_folder(self.path(name))
         if part == path:
             return
         if self.fs.type_name not in ("local", "subtree"):
@@ -117,9 +117,9 @@ class OutputFolder:
     def add_plan(self, number: int, plan: Plan) -> Plan:
         """The stored plan of that number: `plan`, unless another run stored its plan first."""
         name = _plan_name(number)
-        part = self._made(self.path(f"{_SIDE}/parts/{_MARK}{number}.{uuid4().hex}"))
+        part = self._make_folder(self.path(f"{_SIDE}/parts/{_MARK}{number}.{uuid4().hex}"))
         self._write(part, plan.encode())
-        path = self._made(self.path(name))
+        path = self._make_folder(self.path(name))
         if self.fs.type_name == "local":
             try:
                 os.link(part, path)
@@ -165,7 +165,7 @@ class OutputFolder:
         with self.fs.open_output_stream(path) as file:
             file.write(content)
 
-    def _made(self, path: str) -> str:
+    def _make_folder(self, path: str) -> str:
         self.fs.create_dir(path.rpartition("/")[0], recursive=True)
         return path
 
@@ -175,7 +175,7 @@ class OutputFolder:
 
 
 @cache
-def _opened(url: str) -> tuple[Any, str]:
+def _file_system_of(url: str) -> tuple[Any, str]:
     """Opened in each process, as a file system object cannot be pickled."""
     uri = url if "://" in url else Path(url).absolute().as_uri()
     try:
@@ -262,7 +262,7 @@ class _Open:
 
 def write_range(
     folder: OutputFolder,
-    of: BackfillRange,
+    backfill_range: BackfillRange,
     batches: Iterable[Any],
     compression: str,
     skipped_records: SkippedRecords,
@@ -274,25 +274,25 @@ def write_range(
     Files get their names after all are written; on S3 each appears once it is written. Raises
     OSError, and the errors of `batches`.
     """
-    files = _DatedFiles(folder, of, compression)
+    files = _DatedFiles(folder, backfill_range, compression)
     try:
         for batch in batches:
             files.add(batch)
             del batch  # it may be large, and the next one is made now
-        written = files.close()
+        written_files = files.close()
     except BaseException:
         files.discard()
         raise
     # Files of the same name are replaced already. After a kill here, the next run does the range
     # again.
-    replaced = {file.path for file in written}
+    replaced_paths = {file.path for file in written_files}
     for file in before.files if before is not None else ():
-        if file.path not in replaced:
+        if file.path not in replaced_paths:
             folder.discard(folder.path(file.path))
     manifest = Manifest(
-        of,
-        sum(file.rows for file in written),
-        tuple(written),
+        backfill_range,
+        sum(file.rows for file in written_files),
+        tuple(written_files),
         skipped_records.records,
         skipped_records.faults,
         tuple(skipped_records.too_large or ()),
@@ -331,8 +331,10 @@ class _DatedFiles:
             self._close(day)
         for file in self._closed:
             self.folder.publish(file.part, file.name)
-        written = [WrittenFile(file.name, file.rows, file.size_bytes) for file in self._closed]
-        return sorted(written, key=lambda file: file.path)
+        written_files = [
+            WrittenFile(file.name, file.rows, file.size_bytes) for file in self._closed
+        ]
+        return sorted(written_files, key=lambda file: file.path)
 
     def discard(self) -> None:
         for file in (*self._open.values(), *self._closed):

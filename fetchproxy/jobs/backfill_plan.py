@@ -42,8 +42,8 @@ async def _input(options: SourceOptions) -> BackfillInput:
     unlisted: Unlisted = {}
     async with ArchiveReading(replace(options, fail_on_data_loss=False), once=True) as reading:
         views = await reading.views(failing, unlisted)
-        named = options.topics.names or set(options.topics.assigned or ())
-        if missing := sorted(named - {topic for topic, _ in views}):
+        topic_names = options.topics.names or set(options.topics.assigned or ())
+        if missing := sorted(topic_names - {topic for topic, _ in views}):
             descriptions = await TopicDescriptions(reading.storage.objects).refresh()
             archived_names = {topic for topic, _ in await reading.storage.objects.list_topics()}
             archived_names |= {description.topic for description in descriptions.values()}
@@ -56,12 +56,12 @@ async def _input(options: SourceOptions) -> BackfillInput:
             ItemFailure(str(tp), str(error), True) for tp, error in sorted(failing.items())
         ]
         topics = options.topics
-        chosen = [
+        chosen_views = [
             topic
             for topic in unlisted
             if topic in (topics.assigned or ()) or topics.takes(topic, -1)
         ]
-        failures += not_listed({topic: unlisted[topic] for topic in chosen})
+        failures += not_listed({topic: unlisted[topic] for topic in chosen_views})
         if not options.fail_on_data_loss:
             return selections, tuple(failures)
         losses = {view.tp: loss for view, _ in selections if (loss := _outside(options, view))}
@@ -102,8 +102,8 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
     first, end = view.log_start_offset or 0, view.log_end_offset or 0
     for bound in (options.starting, options.ending):
         bound_offset = bound.by_partition.get((view.tp.topic, view.tp.partition), LATEST)
-        named = bound.kind is BoundKind.OFFSETS and bound_offset not in (EARLIEST, LATEST)
-        if named and not first <= bound_offset <= end:
+        is_named = bound.kind is BoundKind.OFFSETS and bound_offset not in (EARLIEST, LATEST)
+        if is_named and not first <= bound_offset <= end:
             return f"offset {bound_offset} is not in the archive, which has {first} to {end - 1}"
     return None
 
@@ -178,16 +178,16 @@ def of_other_topics(
 
 def next_plan(
     last: Plan | None,
-    done: Iterable[BackfillRange],
+    whole_ranges: Iterable[BackfillRange],
     selections: Iterable[Selection],
     settings: Mapping[str, str],
     *,
     bytes_max: int,
-    begun: Iterable[BackfillRange] = (),
+    begun_ranges: Iterable[BackfillRange] = (),
 ) -> Plan:
     """Ranges that were planned and are not done, and new ones for the unplanned of `selections`.
 
-    `begun`: ranges that are written but lack records that were passed over.
+    `begun_ranges`: ranges that are written but lack records that were passed over.
 
     Raises ConfigError if the output was begun with other settings.
     """
@@ -195,11 +195,11 @@ def next_plan(
         raise ConfigError(
             f"the output was begun with {_text(last.settings)}, this run has {_text(settings)}"
         )
-    finished = set(done)
-    planned = dict.fromkeys((*(last.ranges if last else ()), *begun))
-    waiting = [r for r in planned if r not in finished]
+    finished_ranges = set(whole_ranges)
+    planned_ranges = dict.fromkeys((*(last.ranges if last else ()), *begun_ranges))
+    waiting = [r for r in planned_ranges if r not in finished_ranges]
     ranges_by_location: dict[ArchiveLocation, list[BackfillRange]] = {}
-    for one in (*finished, *waiting):
+    for one in (*finished_ranges, *waiting):
         ranges_by_location.setdefault((one.topic, one.partition), []).append(one)
     ranges = waiting
     for view, span in selections:

@@ -121,9 +121,9 @@ def backfill_topic(
         name=lambda one: f"{one.task.tp} to {topic}",
         size=lambda copied: copied.records,
     )
-    done = runner.each(tasks, work)
-    frame = runner.frame([astuple(result) for result in done.results], COPIED_SCHEMA)
-    return Done(done.results, (*left_out, *done.failures), frame)
+    outcome = runner.each(tasks, work)
+    frame = runner.frame([astuple(result) for result in outcome.results], COPIED_SCHEMA)
+    return Done(outcome.results, (*left_out, *outcome.failures), frame)
 
 
 def plan_topic(
@@ -148,21 +148,21 @@ def plan_topic(
             f"topic {target.topic} is not there: make it first", error.error_code
         ) from error
     partition_count = len(info.leaders)
-    needed = max((view.tp.partition for view, _ in selections), default=-1) + 1
+    partitions_needed = max((view.tp.partition for view, _ in selections), default=-1) + 1
     reason = None
     if selections:
         reason = in_loop(described_partitions(target.options, selections[0][0].tp.topic_id))
-    if partition_count < max(needed, reason or 0):
-        amount = f"at least {needed}" if reason is None else str(reason)
+    if partition_count < max(partitions_needed, reason or 0):
+        amount = f"at least {partitions_needed}" if reason is None else str(reason)
         raise ConfigError(
             f"topic {target.topic} has {partition_count} partitions, the source has {amount}"
         )
-    planned = [
+    tasks = [
         PartitionTask(task, span.end, _id_text(info))
         for view, span in sorted(selections, key=lambda selection: selection[0].tp)
         for task in plan_tasks([(view, span)], partition_bytes_max=2**62)
     ]
-    return planned, left_out
+    return tasks, left_out
 
 
 def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> CopiedPartition:
@@ -175,7 +175,7 @@ def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> Copied
     )
     group = f"fetchproxy-backfill-{tp.topic}"
     origin = _Origin(str(tp.topic_id), partition_task.target_id)
-    copied, skipped_records = (
+    records_copied, skipped_records = (
         _Transactions(target_partition, group, origin.encode()),
         SkippedRecords(),
     )
@@ -185,25 +185,25 @@ def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> Copied
             try:
                 # Fences an earlier producer of this partition and aborts its open transaction.
                 producer.init_transactions()
-                done = _come_to(target, group, target_partition, origin)
-                copied.begin(producer, done)
-                end = max(partition_task.end, done or 0)
-                if (task := _from_offset(partition_task.task, done or 0)) is not None:
+                position_before = _committed_position(target, group, target_partition, origin)
+                records_copied.begin(producer, position_before)
+                end = max(partition_task.end, position_before or 0)
+                if (task := _from_offset(partition_task.task, position_before or 0)) is not None:
                     for batch in read_task(
                         target.options, task, COLUMNS, skipped_records=skipped_records, exact=True
                     ):
-                        copied.add(batch)
-                copied.commit_if_sent(end)
+                        records_copied.add(batch)
+                records_copied.commit_if_sent(end)
             except KafkaError as error:
                 raise producer.cause_of(error) from error
     except ClusterError as error:
         raise ClusterError(f"{tp}: {error}", error.error_code) from error
     except KafkaError as error:
-        raise _in_words(error, target, partition_task, copied.refused_from) from error
-    if (reason := _moved(target, partition_task.target_id)) is not None:
+        raise _in_words(error, target, partition_task, records_copied.refused_from) from error
+    if (reason := _why_target_changed(target, partition_task.target_id)) is not None:
         raise ClusterError(f"{tp}: {reason}")
     left_out = skipped_records.records, skipped_records.faults
-    return CopiedPartition(target_partition.partition, copied.records, end, *left_out)
+    return CopiedPartition(target_partition.partition, records_copied.records, end, *left_out)
 
 
 class _Origin(NamedTuple):
@@ -296,15 +296,15 @@ class _Producer(KafkaProducer):  # type: ignore[misc]
     """
 
     def __init__(self, moved: Callable[[], str | None], **settings: Any) -> None:
-        self._moved = moved
+        self._why_target_changed = moved
         super().__init__(**settings)
 
     def send_offsets_to_transaction(self, offsets: Any, group: str) -> None:
         manager = self._transaction_manager
-        self._ended(manager.send_offsets_to_transaction(offsets, group))
+        self._raise_if_failed(manager.send_offsets_to_transaction(offsets, group))
 
     def commit_transaction(self) -> None:
-        self._ended(self._transaction_manager.begin_commit())
+        self._raise_if_failed(self._transaction_manager.begin_commit())
 
     def cause_of(self, error: KafkaError) -> KafkaError:
         """What the brokers refused, if `error` only says that the transaction has failed."""
@@ -320,13 +320,13 @@ class _Producer(KafkaProducer):  # type: ignore[misc]
             self._sender.force_close()
             super().close(timeout, null_logger)
 
-    def _ended(self, result: Any) -> None:
+    def _raise_if_failed(self, result: Any) -> None:
         """Raises ClusterError, KafkaError."""
         self._sender.wakeup()
         for _ in range(TRANSACTION_LOOKS_MAX):
             if result.wait(timeout_ms=LOOK_EVERY_S * 1000):
                 return
-            if (reason := self._moved()) is not None:
+            if (reason := self._why_target_changed()) is not None:
                 raise ClusterError(reason)
         waited_s = TRANSACTION_LOOKS_MAX * LOOK_EVERY_S
         raise KafkaTimeoutError(f"the brokers have not ended a transaction within {waited_s} s")
@@ -386,7 +386,7 @@ class _Transactions:
     @property
     def refused_from(self) -> int | None:
         """The source's offset of the first record that the brokers have refused."""
-        return next((offset for offset, sent in self._sent.items() if sent.failed()), None)
+        return next((offset for offset, delivery in self._sent.items() if delivery.failed()), None)
 
     def commit_if_sent(self, next_offset: int) -> None:
         if self._sent:
@@ -396,8 +396,8 @@ class _Transactions:
         come_to = OffsetAndMetadata(next_offset, self._origin, -1)
         self._producer.send_offsets_to_transaction({self._place: come_to}, self._group)
         self._producer.commit_transaction()
-        for sent in self._sent.values():
-            sent.get(timeout=0)  # raises the send's error; all sends have ended
+        for delivery in self._sent.values():
+            delivery.get(timeout=0)  # raises the send's error; all sends have ended
         self.records += len(self._sent)
         self._sent, self._bytes, self._times = {}, 0, (_TIMESTAMP_MAX, _TIMESTAMP_MIN)
 
@@ -436,7 +436,7 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
 def _producer(target: TopicTarget, task: PartitionTask) -> _Producer:
     tp = task.task.tp
     return _Producer(
-        partial(_moved, target, task.target_id),
+        partial(_why_target_changed, target, task.target_id),
         **kafka_settings(target.cluster),
         transactional_id=f"fetchproxy-backfill-{tp.topic_id}-{tp.partition}-{target.topic}",
         value_serializer=_Nulls(),
@@ -448,7 +448,9 @@ def _producer(target: TopicTarget, task: PartitionTask) -> _Producer:
     )
 
 
-def _come_to(target: TopicTarget, group: str, partition: Any, origin: _Origin) -> int | None:
+def _committed_position(
+    target: TopicTarget, group: str, partition: Any, origin: _Origin
+) -> int | None:
     """The first source offset that the target does not have. None: the backfill has not begun.
     Raises ConfigError if the origin of the target's records is unknown or another topic.
     """
@@ -472,19 +474,19 @@ def _come_to(target: TopicTarget, group: str, partition: Any, origin: _Origin) -
         )
     if origin_before.target_id not in ("", origin.target_id):
         raise ConfigError(
-            f"{partition.topic}-{partition.partition}: {_made_again(partition.topic)}"
+            f"{partition.topic}-{partition.partition}: {_recreated_message(partition.topic)}"
         )
     return int(committed.offset)
 
 
-def _made_again(topic: str) -> str:
+def _recreated_message(topic: str) -> str:
     return (
         f"topic {topic} was deleted and recreated after this backfill had started, so it lacks "
         "what was copied before: delete it, create it again, and rerun the backfill"
     )
 
 
-def _moved(target: TopicTarget, target_id: str) -> str | None:
+def _why_target_changed(target: TopicTarget, target_id: str) -> str | None:
     """What has become of the target since the plan. None: it is there, or no broker answers."""
     try:
         info = in_loop(_topic(Config(cluster=target.cluster), target.topic))
@@ -494,7 +496,7 @@ def _moved(target: TopicTarget, target_id: str) -> str | None:
         return (
             f"topic {target.topic} is not there any more: make it again, and run the backfill again"
         )
-    return None if _id_text(info) == target_id else _made_again(target.topic)
+    return None if _id_text(info) == target_id else _recreated_message(target.topic)
 
 
 def _id_text(info: TopicInfo) -> str:
@@ -514,7 +516,7 @@ def _in_words(
         tp_text += f", at or after offset {refused_from}"
     if isinstance(error, ProducerFencedError):
         return ClusterError(f"{tp_text}: another backfill into the same topic has taken over")
-    if (reason := _moved(target, task.target_id)) is not None:
+    if (reason := _why_target_changed(target, task.target_id)) is not None:
         return ClusterError(f"{tp_text}: {reason}")
     kind = ClusterUnavailable if getattr(error, "retriable", False) else ClusterError
     remedy = _REMEDIES.get(type(error), "").format(topic=target.topic)

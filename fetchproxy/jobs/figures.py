@@ -148,7 +148,7 @@ async def measure_partition(
     """Raises RemoteStorageError."""
     look = await look_at_offsets(storage.objects, rlmm, tp)
     view = await rlmm.refresh(tp, float("-inf"))
-    codecs, unreadable, too_large = await _sampled(storage.rsm, view)
+    codecs, unreadable, too_large = await _sample_segments(storage.rsm, view)
     segments = figures_of(view)
     kept_segments = segments_kept(view, retained_from(view, retention, now_ms))
     held_up = stopped_by(kept_segments, retention.remote_ms, now_ms)
@@ -198,8 +198,12 @@ def add_codecs(every: Iterable[CodecFigures]) -> tuple[CodecFigures, ...]:
     """The sums by codec, ordered by name."""
     sums: dict[str, tuple[int, int, int]] = {}
     for f in every:
-        batches, packed, unpacked = sums.get(f.codec, (0, 0, 0))
-        sums[f.codec] = (batches + f.batches, packed + f.packed_bytes, unpacked + f.unpacked_bytes)
+        batches, packed_bytes, unpacked_bytes = sums.get(f.codec, (0, 0, 0))
+        sums[f.codec] = (
+            batches + f.batches,
+            packed_bytes + f.packed_bytes,
+            unpacked_bytes + f.unpacked_bytes,
+        )
     return tuple(CodecFigures(codec, *numbers) for codec, numbers in sorted(sums.items()))
 
 
@@ -219,9 +223,9 @@ def sample_codecs(data: bytes | bytearray) -> tuple[tuple[CodecFigures, ...], in
     too_large = 0
     for header in walk(data):
         records = memoryview(data)[header.position + HEADER_BYTES : header.end]
-        packed = header.compression and header.records_count  # nothing is not compressed
+        is_compressed = header.compression and header.records_count  # nothing is not compressed
         unpacked_bytes = len(records)
-        if packed:
+        if is_compressed:
             try:
                 unpacked_bytes = len(decompress(header.compression, records, SEARCHED_BYTES_MAX))
             except TooLargeToUnpack:
@@ -232,7 +236,7 @@ def sample_codecs(data: bytes | bytearray) -> tuple[tuple[CodecFigures, ...], in
     return add_codecs(figures), too_large
 
 
-async def _sampled(
+async def _sample_segments(
     rsm: RemoteStorageManager, view: PartitionView
 ) -> tuple[tuple[CodecFigures, ...], int, int]:
     """The figures, the number of sampled segments that could not be read, and that of batches too

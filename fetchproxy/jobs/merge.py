@@ -59,15 +59,15 @@ def merge(
 ) -> Done[MergedPartition]:
     """Merge segments in every partition of `topic` (None: of all topics). Raises as `verify`."""
     tps, unlisted = in_loop(stored_partitions(config, topic))
-    done = runner.each(tps, merge_work(config, options))
-    rows = [_row(partition) for partition in done.results]
+    outcome = runner.each(tps, merge_work(config, options))
+    rows = [_row(partition) for partition in outcome.results]
     unread = [
         ItemFailure(str(partition.tp), why, True)
-        for partition in done.results
+        for partition in outcome.results
         for why in partition.unread
     ]
-    failures = (*not_listed(unlisted), *done.failures, *unread)
-    return replace(done, failures=failures, frame=runner.frame(rows, MERGED_SCHEMA))
+    failures = (*not_listed(unlisted), *outcome.failures, *unread)
+    return replace(outcome, failures=failures, frame=runner.frame(rows, MERGED_SCHEMA))
 
 
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
@@ -120,7 +120,7 @@ async def _merge_partition(
     )
     if options.dry_run:
         return await merger.dry_run(tp)
-    done = await merger.merge(tp)
+    merge_result = await merger.merge(tp)
     expirer = Expirer(
         config.archive,
         rsm,
@@ -131,4 +131,4 @@ async def _merge_partition(
         limits=WritingLimits(retention_clock_settle_ms=0),
     )
     await expirer.delete_all_due(tp)
-    return done
+    return merge_result

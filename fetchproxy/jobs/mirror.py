@@ -114,8 +114,8 @@ def mirror(
             "the archive at --from is being moved to --to: finish the move with --cut-over"
         )
     options = replace(options, opens=cut_over)
-    done = _one_run(runner, places, options, on_result)
-    return _cut_over(runner, places, options, identity, done) if cut_over else done
+    outcome = _copy_once(runner, places, options, on_result)
+    return _cut_over(runner, places, options, identity, outcome) if cut_over else outcome
 
 
 async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIdentity | None:
@@ -161,7 +161,7 @@ class _Partitions:
         return [*unfit, *not_listed(self.unlisted)]
 
 
-def _one_run(
+def _copy_once(
     runner: Runner, places: Places, options: MirrorOptions, on_result: OnMirrored
 ) -> Mirrored:
     async def partitions(source: MirrorSide, target: MirrorSide) -> _Partitions:
@@ -174,9 +174,9 @@ def _one_run(
     questions = places.ask(partitions)
     # The topics go first: then readers of the copy wait for a topic instead of not knowing it.
     places.ask(moving.copy_archive_wide)
-    done = runner.each(questions.fit, mirror_work(places, options), on_result)
-    failed = [one for partition in done.results for one in partition.failed]
-    of_archive = places.ask(moving.copy_archive_wide)
+    outcome = runner.each(questions.fit, mirror_work(places, options), on_result)
+    failed_segments = [one for partition in outcome.results for one in partition.failed]
+    failed_objects = places.ask(moving.copy_archive_wide)
     failures_left = tuple(
         sorted(
             t
@@ -184,9 +184,9 @@ def _one_run(
             if t.topic not in questions.unlisted
         )
     )
-    failures = (*questions.failures, *done.failures, *not_done(failed))
-    failures += tuple(ItemFailure(key, str(why), why.retriable) for key, why in of_archive)
-    return Mirrored(done.results, failures, failures_left)
+    failures = (*questions.failures, *outcome.failures, *not_done(failed_segments))
+    failures += tuple(ItemFailure(key, str(why), why.retriable) for key, why in failed_objects)
+    return Mirrored(outcome.results, failures, failures_left)
 
 
 def _cut_over(
@@ -194,37 +194,37 @@ def _cut_over(
     places: Places,
     options: MirrorOptions,
     identity: ArchiveIdentity,
-    done: Mirrored,
+    outcome: Mirrored,
 ) -> Mirrored:
     """Moves the archive to the copy. After any error, the archive stays at the old place."""
-    refused = _why_not(done, options)
-    if refused is not None:
+    refusal = _why_not(outcome, options)
+    if refusal is not None:
         if identity.moved is not None:
             places.ask(lambda source, target: moving.take_back(source, identity))
-        done.refused = refused
-        return done
-    moved = places.ask(partial(_marked, identity, places.to))
+        outcome.refused = refusal
+        return outcome
+    moved_identity = places.ask(partial(_marked_identity, identity, places.to))
     try:
-        last = _one_run(
+        last = _copy_once(
             runner, places, replace(options, compare=False), on_result=lambda mirrored: None
         )
-        refused = _why_not(last, options)
-        if refused is None:
-            places.ask(lambda source, target: _handed_over(source, target, moved))
+        refusal = _why_not(last, options)
+        if refusal is None:
+            places.ask(lambda source, target: _handed_over(source, target, moved_identity))
     except FetchProxyError:
-        places.ask(lambda source, target: moving.take_back(source, moved))
+        places.ask(lambda source, target: moving.take_back(source, moved_identity))
         raise
-    if refused is not None:
-        places.ask(lambda source, target: moving.take_back(source, moved))
-    _add(done.partitions, last.partitions)
-    last.cut_over, last.refused = refused is None, refused
+    if refusal is not None:
+        places.ask(lambda source, target: moving.take_back(source, moved_identity))
+    _add(outcome.partitions, last.partitions)
+    last.cut_over, last.refused = refusal is None, refusal
     return last
 
 
-def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
-    if not done.is_complete:
+def _why_not(outcome: Mirrored, options: MirrorOptions) -> str | None:
+    if not outcome.is_complete:
         return "not everything was copied"
-    if done.has_faults and not options.with_damaged:
+    if outcome.has_faults and not options.with_damaged:
         return (
             "the archive has faults; repair them (`fetchproxy verify --repair`), or add "
             "--with-damaged to move it with its faults"
@@ -232,7 +232,7 @@ def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
     return None
 
 
-async def _marked(
+async def _marked_identity(
     identity: ArchiveIdentity, to: str, source: MirrorSide, target: MirrorSide
 ) -> ArchiveIdentity:
     if identity.moved is not None:
@@ -241,9 +241,11 @@ async def _marked(
     return await moving.mark_moved(source, identity, to, wall_clock_ms())
 
 
-async def _handed_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdentity) -> None:
+async def _handed_over(
+    source: MirrorSide, target: MirrorSide, moved_identity: ArchiveIdentity
+) -> None:
     await moving.check_nobody_archives(source)
-    await moving.hand_over(source, target, moved)
+    await moving.hand_over(source, target, moved_identity)
 
 
 def _add(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) -> None:
@@ -312,9 +314,9 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
         moving.delete_moved_partition,
         size=lambda partition: partition.size_bytes,
     )
-    done = runner.each(places.ask(partitions), work)
-    unread = not_done(one for partition in done.results for one in partition.unread)
-    deleted = Deleted(done.results, (*done.failures, *unread))
+    outcome = runner.each(places.ask(partitions), work)
+    unread = not_done(one for partition in outcome.results for one in partition.unread)
+    deleted = Deleted(outcome.results, (*outcome.failures, *unread))
     if deleted.is_complete:
         places.ask(lambda source, target: moving.delete_archive_wide(source))
     return deleted

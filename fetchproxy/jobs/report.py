@@ -179,7 +179,7 @@ def _sums(figures: Figures) -> list[str]:
         f"{len(segments):,}",
         f"{sum(one.records for one in segments):,}",
         decimal(sum(segment.size_bytes for segment in segments)),
-        _packed(add_codecs(codec for f in figures for codec in f.codecs)),
+        _compression_text(add_codecs(codec for f in figures for codec in f.codecs)),
         _moment(min(oldest)) if oldest else "–",
         _moment(max(newest)) if newest else "–",
         decimal(sum(rates)) if rates else "–",
@@ -286,15 +286,23 @@ def fewer(days: Sequence[Day]) -> list[Day]:
 
 def _codec_table(codecs: Sequence[CodecFigures]) -> str:
     rows = [
-        [c.codec, f"{c.batches:,}", *map(decimal, (c.packed_bytes, c.unpacked_bytes)), _packed([c])]
+        [
+            c.codec,
+            f"{c.batches:,}",
+            *map(decimal, (c.packed_bytes, c.unpacked_bytes)),
+            _compression_text([c]),
+        ]
         for c in codecs
     ]
     return _table(["codec (sampled)", "batches", "packed", "unpacked", "packed to"], rows)
 
 
-def _packed(codecs: Sequence[CodecFigures]) -> str:
-    packed, unpacked = sum(c.packed_bytes for c in codecs), sum(c.unpacked_bytes for c in codecs)
-    return f"{100 * packed / unpacked:.0f} %" if unpacked else "–"
+def _compression_text(codecs: Sequence[CodecFigures]) -> str:
+    packed_bytes, unpacked_bytes = (
+        sum(c.packed_bytes for c in codecs),
+        sum(c.unpacked_bytes for c in codecs),
+    )
+    return f"{100 * packed_bytes / unpacked_bytes:.0f} %" if unpacked_bytes else "–"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -341,9 +349,9 @@ def report(runner: Runner, config: Config, *, topic: str | None = None) -> Repor
     """The report on `topic` (None: on all topics). Raises as `verify`."""
     tps, unlisted = in_loop(stored_partitions(config, topic))
     now_ms = wall_clock_ms()
-    done = runner.each(tps, report_work(config, now_ms))
-    failures = (*not_listed(unlisted), *done.failures)
-    by_name = sorted(done.results, key=lambda f: (f.tp.topic, f.tp.topic_id, f.tp.partition))
+    outcome = runner.each(tps, report_work(config, now_ms))
+    failures = (*not_listed(unlisted), *outcome.failures)
+    by_name = sorted(outcome.results, key=lambda f: (f.tp.topic, f.tp.topic_id, f.tp.partition))
     figures = tuple(by_name)
     rows = table_rows(figures)
     frames = {name: runner.frame(rows[name], SCHEMAS[name]) for name in SCHEMAS}
@@ -355,8 +363,8 @@ def report_work(
 ) -> StoreWork[StoredArchive, TopicIdPartition, PartitionFigures]:
     """Fails with RemoteStorageError."""
     config = for_executors(config)
-    measure, opened = partial(_measure, config, now_ms), partial(stored_archive, config)
-    return StoreWork("report", opened, measure, size=lambda figures: figures.size_bytes)
+    measure, open_archive = partial(_measure, config, now_ms), partial(stored_archive, config)
+    return StoreWork("report", open_archive, measure, size=lambda figures: figures.size_bytes)
 
 
 async def _measure(
@@ -379,8 +387,8 @@ def write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> Non
     types["date"] = "date32"
     columns = [(name, types[kind]) for name, kind in map(str.split, schema.split(","))]
     fields = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns])
-    named = [dict(zip(fields.names, row, strict=True)) for row in rows]
-    table = pa.Table.from_pylist(named, fields)
+    rows_by_name = [dict(zip(fields.names, row, strict=True)) for row in rows]
+    table = pa.Table.from_pylist(rows_by_name, fields)
     folder = OutputFolder(place)
     path = folder.path("")
     folder.fs.create_dir(path, recursive=True)

@@ -69,12 +69,12 @@ def restore(
     tps, unlisted = in_loop(stored_partitions(config, topic))
     metadata_topic = in_loop(_metadata_topic(config, create=bool(tps) and not dry_run))
     groups = grouped(tps, config.metadata.topic_partitions)
-    done = runner.each(groups, restore_work(config, dry_run, metadata_topic), on_result)
+    outcome = runner.each(groups, restore_work(config, dry_run, metadata_topic), on_result)
     partitions = tuple(
-        sorted((p for group in done.results for p in group.partitions), key=lambda p: p.tp)
+        sorted((p for group in outcome.results for p in group.partitions), key=lambda p: p.tp)
     )
     unread = not_done(one for partition in partitions for one in partition.unread)
-    failures = (*not_listed(unlisted), *done.failures, *unread)
+    failures = (*not_listed(unlisted), *outcome.failures, *unread)
     if not dry_run:
         if topic is None and metadata_topic and not failures:
             in_loop(_state_metadata_topic(config))
@@ -106,35 +106,35 @@ def restore_work(
 
 @asynccontextmanager
 async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToRestore]:
-    async with AsyncExitStack() as opened:
-        archive = await opened.enter_async_context(stored_archive(config))
+    async with AsyncExitStack() as stack:
+        archive = await stack.enter_async_context(stored_archive(config))
         follower = None
         if topic_is_there:
-            cluster = await opened.enter_async_context(open_cluster(config))
+            cluster = await stack.enter_async_context(open_cluster(config))
             followed = TopicFollower(
                 _metadata_log(config, cluster),
                 config.metadata.cache_dir,
                 config.store.metadata_read_max_ms,
             )
-            follower = await opened.enter_async_context(followed)
+            follower = await stack.enter_async_context(followed)
         yield archive, follower
 
 
 async def _restore_group(
-    dry_run: bool, opened: ToRestore, tps: _Tps, tell: Report
+    dry_run: bool, archive: ToRestore, tps: _Tps, tell: Report
 ) -> RestoredGroup:
-    (storage, rlmm), follower = opened
-    lost: list[Condition] = []
+    (storage, rlmm), follower = archive
+    lost_conditions: list[Condition] = []
 
     async def look(tp: TopicIdPartition) -> None:
-        lost.extend((await metadata_faults(storage, rlmm, tp)).faults)
+        lost_conditions.extend((await metadata_faults(storage, rlmm, tp)).faults)
 
     how: Any = {"wall_clock_ms": wall_clock_ms, "dry_run": dry_run}
     with each_object_alone():
         await for_each(tps, look, PARTITIONS_AT_ONCE)
-        repaired = await repair_archive(storage, rlmm, lost, **how)
-        done = await restore_archive(rlmm, follower, partitions=tps, **how)
-    return RestoredGroup(tuple(done), repaired)
+        repair_report = await repair_archive(storage, rlmm, lost_conditions, **how)
+        restored_partitions = await restore_archive(rlmm, follower, partitions=tps, **how)
+    return RestoredGroup(tuple(restored_partitions), repair_report)
 
 
 async def _refresh_local_indexes(config: Config, tps: Iterable[TopicIdPartition]) -> None:

@@ -140,8 +140,8 @@ class StoreWork(Generic[Opened, T, R]):
         """Do the work on one item alone."""
 
         async def done() -> R:
-            async with self.opened() as opened:
-                return await self.do(opened, item, lambda done, total: None)
+            async with self.opened() as resource:
+                return await self.do(resource, item, lambda done, total: None)
 
         return asyncio.run(done())
 
@@ -174,7 +174,7 @@ class Runner(ABC):
         """
         doing = _Doing(items, work.name, work.size, on_result)
         if items:
-            with _watched(doing.progress, self._on_progress):
+            with _report_progress(doing.progress, self._on_progress):
                 self._do(work, doing)
                 if numbers := doing.worth_another_try():
                     again = _Doing([items[n] for n in numbers], work.name, work.size, on_result)
@@ -196,7 +196,7 @@ class Here(Runner):
 
     def _do(self, work: AnyWork[T, R], doing: _Doing[T, R]) -> None:
         if isinstance(work, StoreWork):
-            in_loop(_in_loop(work, doing))
+            in_loop(_run_in_loop(work, doing))
             return
         with _workers(min(len(doing.items), os.cpu_count() or 1), self._log) as workers:
             numbers = {
@@ -207,8 +207,8 @@ class Here(Runner):
                 try:
                     doing.add(numbers[future], future.result())
                 except BrokenProcessPool as error:
-                    lost = "a worker process was lost with its task"
-                    raise PipelineFailed(f"{lost}; not finished: {doing.left()}") from error
+                    error_text = "a worker process was lost with its task"
+                    raise PipelineFailed(f"{error_text}; not finished: {doing.left()}") from error
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return list(rows)
@@ -237,10 +237,10 @@ class OnSpark(Runner):
             context.cancelJobGroup(f"fetchproxy-{label}")
             raise
         except Exception as error:
-            lost = _loss(error)
-            if lost is None:
+            error_text = _loss(error)
+            if error_text is None:
                 raise
-            raise PipelineFailed(f"{lost}; not finished: {doing.left()}") from error
+            raise PipelineFailed(f"{error_text}; not finished: {doing.left()}") from error
         for number, outcome in rows:
             doing.add(number, outcome)
 
@@ -248,19 +248,21 @@ class OnSpark(Runner):
         return self._spark.createDataFrame(rows, schema)
 
 
-async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
+async def _run_in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
     pending = iter(enumerate(doing.items))
 
     in_a_row: list[ItemFailure] = []  # the last failures that may pass
 
-    async def worker(opened: Opened) -> None:
+    async def worker(resource: Opened) -> None:
         for number, item in pending:
             name = work.name(item)
             if len(in_a_row) >= ITEMS_FAILED_IN_A_ROW_MAX:
                 cause = f"not tried, because others failed before: {in_a_row[0].error}"
                 doing.add(number, replace(in_a_row[0], name=name, error=cause))
                 continue
-            outcome = await attempt_async(work.do(opened, item, partial(doing.tell, number)), name)
+            outcome = await attempt_async(
+                work.do(resource, item, partial(doing.tell, number)), name
+            )
             doing.add(number, outcome)
             if isinstance(outcome, ItemFailure) and outcome.retriable:
                 in_a_row.append(outcome)
@@ -444,12 +446,12 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _watched(look: Callable[[], Progress], on_progress: OnProgress) -> Iterator[None]:
+def _report_progress(look: Callable[[], Progress], on_progress: OnProgress) -> Iterator[None]:
     """Calls `on_progress` from its own thread while the body runs, and once at the end."""
-    ended = threading.Event()
+    has_ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(_LOOK_S):
+        while not has_ended.wait(_LOOK_S):
             on_progress(look())
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
@@ -457,6 +459,6 @@ def _watched(look: Callable[[], Progress], on_progress: OnProgress) -> Iterator[
     try:
         yield
     finally:
-        ended.set()
+        has_ended.set()
         thread.join()
         on_progress(look())

@@ -83,19 +83,21 @@ def verify(
             on_fault(fault)
 
     tps, unlisted = in_loop(_partitions(config, topic))
-    done = runner.each(tps, verify_work(config), on_result)
+    outcome = runner.each(tps, verify_work(config), on_result)
     report, other_manager = in_loop(
-        _with_published_conditions(config, topic, together(done.results))
+        _with_published_conditions(config, topic, together(outcome.results))
     )
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
-    failures = (*not_listed(unlisted), *done.failures, *not_done(report.unread))
+    failures = (*not_listed(unlisted), *outcome.failures, *not_done(report.unread))
     return Verified(report, faults, failures, other_manager)
 
 
 def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyReport]:
     """Fails with RemoteStorageError, ClusterError; the partition is then not checked."""
-    opened = partial(_to_verify, for_executors(config))
-    return StoreWork("verify", opened, _verify_partition, size=lambda report: report.size_bytes)
+    open_archive = partial(_to_verify, for_executors(config))
+    return StoreWork(
+        "verify", open_archive, _verify_partition, size=lambda report: report.size_bytes
+    )
 
 
 @asynccontextmanager
@@ -103,12 +105,12 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
     """Only reads, so it creates no metadata topic. Raises RemoteStorageError, also if there is no
     such topic; ConfigError, ClusterError.
     """
-    async with AsyncExitStack() as opened:
-        archive = await opened.enter_async_context(stored_archive(config))
+    async with AsyncExitStack() as stack:
+        archive = await stack.enter_async_context(stored_archive(config))
         if config.metadata.manager == "store":
             yield archive, None
             return
-        cluster = await opened.enter_async_context(open_cluster(config))
+        cluster = await stack.enter_async_context(open_cluster(config))
         metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms)
         if not await metadata_log.exists():
             raise RemoteStorageError(
@@ -119,12 +121,12 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
             *(metadata_log, archive.storage, config.metadata, wall_clock_ms),
             config.store.metadata_read_max_ms,
         )
-        yield archive, await opened.enter_async_context(metadata_topic)
+        yield archive, await stack.enter_async_context(metadata_topic)
 
 
-async def _verify_partition(opened: ToVerify, tp: TopicIdPartition, tell: Report) -> VerifyReport:
+async def _verify_partition(archive: ToVerify, tp: TopicIdPartition, tell: Report) -> VerifyReport:
     """Checks the store against its records, and against the metadata topic if there is one."""
-    (storage, rlmm), metadata_topic = opened
+    (storage, rlmm), metadata_topic = archive
     return await verify_partition(
         storage, rlmm, tp, metadata_topic=metadata_topic, on_progress=tell
     )
@@ -132,8 +134,8 @@ async def _verify_partition(opened: ToVerify, tp: TopicIdPartition, tell: Report
 
 async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPartition], Unlisted]:
     """As `stored_partitions`, and the partitions in the metadata topic."""
-    stored, unlisted = await stored_partitions(config, topic)
-    tps = set(stored)
+    stored_tps, unlisted = await stored_partitions(config, topic)
+    tps = set(stored_tps)
     async with _to_verify(for_executors(config)) as (_, metadata_topic):
         if metadata_topic is not None:
             every = await metadata_topic.list_partitions()
@@ -146,12 +148,12 @@ async def _with_published_conditions(
 ) -> tuple[VerifyReport, str | None]:
     """The report with the archivers' published conditions added, and `Verified.other_manager`."""
     async with stored_archive(config) as archive:
-        stored = await read_published_conditions(archive.storage.objects)
+        published = await read_published_conditions(archive.storage.objects)
         identity = await archive.storage.identity.look()
     if identity is not None and identity.is_mirror:
         report.published_conditions.append(mirror_in_words(store_url(config)))
     report.published_conditions = list(
-        with_published_conditions(report.published_conditions, stored.values(), topic)
+        with_published_conditions(report.published_conditions, published.values(), topic)
     )
     other_manager = identity is not None and identity.manager not in (
         None,
@@ -192,8 +194,8 @@ def repair(
         partial(_repair_partition, dry_run),
         name=lambda found: found[0].subject,
     )
-    done = runner.each(partitions, work, on_result)
-    return done, 0 if dry_run else in_loop(_uploads_removed(config))
+    outcome = runner.each(partitions, work, on_result)
+    return outcome, 0 if dry_run else in_loop(_uploads_removed(config))
 
 
 async def _repair_partition(
@@ -231,12 +233,14 @@ def reindex(
     that remain (FAULT_SCHEMA). Raises as `verify`.
     """
     tps, unlisted = in_loop(stored_partitions(config, topic))
-    done = runner.each(tps, reindex_work(config, dry_run))
-    remaining_faults = fault_rows(fault for partition in done.results for fault in partition.left)
-    unread = not_done(one for partition in done.results for one in partition.unread)
+    outcome = runner.each(tps, reindex_work(config, dry_run))
+    remaining_faults = fault_rows(
+        fault for partition in outcome.results for fault in partition.left
+    )
+    unread = not_done(one for partition in outcome.results for one in partition.unread)
     frame = runner.frame(remaining_faults, FAULT_SCHEMA)
-    failures = (*not_listed(unlisted), *done.failures, *unread)
-    return replace(done, failures=failures, frame=frame)
+    failures = (*not_listed(unlisted), *outcome.failures, *unread)
+    return replace(outcome, failures=failures, frame=frame)
 
 
 def reindex_work(
@@ -245,8 +249,8 @@ def reindex_work(
     """Writes only faulty objects. Fails with RemoteStorageError."""
     config = for_executors(config)
     work = partial(_reindex_partition, config, dry_run)
-    opened = partial(stored_archive, config)
-    return StoreWork("reindex", opened, work, size=lambda partition: partition.size_bytes)
+    open_archive = partial(stored_archive, config)
+    return StoreWork("reindex", open_archive, work, size=lambda partition: partition.size_bytes)
 
 
 async def _reindex_partition(
@@ -257,11 +261,11 @@ async def _reindex_partition(
     if report.clean:
         unread = tuple(report.unread)
         return ReindexedPartition(tp, report.size_bytes, RepairReport(), (), unread)
-    done = await _repair_partition(dry_run, archive, tuple(report.faults), tell)
+    repaired_partition = await _repair_partition(dry_run, archive, tuple(report.faults), tell)
     after = report
-    if done.repairs and not dry_run:
+    if repaired_partition.repairs and not dry_run:
         # The same checks, with a new manager that has read nothing yet, show if the repair worked.
         async with stored_archive(config) as anew:
             after = await verify_partition(anew.storage, anew.rlmm, tp)
     faults_left, unread = tuple(after.faults), tuple(after.unread)
-    return ReindexedPartition(tp, report.size_bytes, done, faults_left, unread)
+    return ReindexedPartition(tp, report.size_bytes, repaired_partition, faults_left, unread)

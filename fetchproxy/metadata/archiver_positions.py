@@ -227,9 +227,9 @@ class ArchiverPositions:
         oldest = self._clock() - SILENT_MAX_S
         key = (tp.topic_id, tp.partition)
         positions = [
-            stored.positions[key]
-            for stored in self._stored.values()
-            if stored.seen_at > oldest and key in stored.positions
+            read_positions.positions[key]
+            for read_positions in self._stored.values()
+            if read_positions.seen_at > oldest and key in read_positions.positions
         ]
         return min(positions, default=None)
 
@@ -239,8 +239,8 @@ class ArchiverPositions:
             return True
         oldest = self._clock() - SILENT_MAX_S
         return any(
-            stored.seen_at > oldest and topic_id in stored.topics
-            for stored in self._stored.values()
+            read_positions.seen_at > oldest and topic_id in read_positions.topics
+            for read_positions in self._stored.values()
         )
 
     async def _read(self, _: None, began_at: float) -> None:

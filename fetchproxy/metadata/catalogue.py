@@ -103,8 +103,13 @@ class PartitionTable:
 
     @property
     def is_empty(self) -> bool:
-        settled = not self._raised and self.history == FIRST_HISTORY
-        return not self.has_segments and self.deletion is None and settled and not self.restoring
+        has_no_history = not self._raised and self.history == FIRST_HISTORY
+        return (
+            not self.has_segments
+            and self.deletion is None
+            and has_no_history
+            and not self.restoring
+        )
 
     @property
     def has_segments(self) -> bool:
@@ -213,13 +218,13 @@ class PartitionTable:
 
     def _take_many(self, events: Iterable[MetadataEvent]) -> None:
         """As `take` for each event; each segment comes once."""
-        finished: list[RemoteLogSegmentMetadata] = []
+        finished_segments: list[RemoteLogSegmentMetadata] = []
         for event in events:
             if isinstance(event, RemoteLogSegmentMetadata) and event.state is _FINISHED:
-                finished.append(event)
+                finished_segments.append(event)
             else:
                 self.take(event)
-        self._insert_many(finished)
+        self._insert_many(finished_segments)
 
     def _insert(self, segment: RemoteLogSegmentMetadata) -> None:
         rows = self._rows
@@ -258,13 +263,15 @@ class PartitionTable:
         segment_id = segment.segment_id.id
         if self._unfinished.pop(segment_id, None) is not None:
             return
-        gone = self._overlapping.pop(segment_id, None)
-        if gone is None:
+        overlaps_gone = self._overlapping.pop(segment_id, None)
+        if overlaps_gone is None:
             index = self._rows.find(segment_id, segment.start_offset)
             if index is not None:
                 self._rows = self._rows.replaced(index, index + 1)
             return
-        neighbours = [other for other in self._overlapping.values() if _overlap(gone, other)]
+        neighbours = [
+            other for other in self._overlapping.values() if _overlap(overlaps_gone, other)
+        ]
         for other in neighbours:
             del self._overlapping[other.segment_id.id]
         for other in neighbours:

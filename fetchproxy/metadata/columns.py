@@ -133,8 +133,8 @@ class Columns:
         values = {name: column[first:last] for name, column in self.values.items()}
         copied = self.copied
         if copied:
-            kept = {raw for (raw,) in _ID.iter_unpack(ids)}
-            copied = {raw: end for raw, end in copied.items() if raw in kept}
+            kept_ids = {raw for (raw,) in _ID.iter_unpack(ids)}
+            copied = {raw: end for raw, end in copied.items() if raw in kept_ids}
         return Columns(ids, values, self.epochs[first:last], self.pool, dict(copied))
 
     def __add__(self, other: Columns) -> Columns:
@@ -197,12 +197,12 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     ) -> RemoteLogSegmentMetadata | tuple[RemoteLogSegmentMetadata, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        made = self._made.get(index)
-        if made is None:
+        segment = self._made.get(index)
+        if segment is None:
             if len(self._made) >= _CACHED_VALUES_MAX:
                 self._made.clear()
-            made = self._made[index] = self._make(self._row(index))
-        return made
+            segment = self._made[index] = self._make(self._row(index))
+        return segment
 
     def _row(self, index: int) -> int:
         row = index + (self._end if index < 0 else self._first)
@@ -281,14 +281,14 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         """
         raw = self._columns.ids[16 * (self._first + index) : 16 * self._end]
         ids = [segment_id for (segment_id,) in _ID.iter_unpack(raw)]
-        ends = stored = self._column("end_offset", index)
+        ends = stored_ends = self._column("end_offset", index)
         if copied := self._columns.copied:
-            stored = array("q", map(copied.get, ids, ends))
+            stored_ends = array("q", map(copied.get, ids, ends))
         sizes = self._column("segment_size_bytes", index)
         aborted = map(bool, self._column("has_aborted_txns", index))
         packed = map(bool, self._column("packed", index))
         starts = self._column("start_offset", index)
-        refs = map(SegmentRef, repeat(self._tp), ids, starts, stored, sizes, aborted, packed)
+        refs = map(SegmentRef, repeat(self._tp), ids, starts, stored_ends, sizes, aborted, packed)
         return zip(refs, ends, strict=True)
 
     def bounds(self) -> Iterator[tuple[int, int]]:
@@ -360,7 +360,7 @@ def load_rows(
     If the segments overlap or are not in order, they are returned among the other events. Raises
     CorruptSegment, naming entry and field; NewerMetadataVersion.
     """
-    taken: list[Entry] = []
+    entries_taken: list[Entry] = []
     others: list[Entry] = []
     heads: list[tuple[Any, ...]] = []
     tails: list[tuple[Any, ...]] = []
@@ -370,14 +370,14 @@ def load_rows(
             packed, absent = SEGMENT_TAILS[entries[body + 1]]
             tail = packed.unpack_from(entries, end - packed.size) + absent
             if tail[_STATE] == _FINISHED:
-                taken.append(entry)
+                entries_taken.append(entry)
                 heads.append(SEGMENT_HEAD.unpack_from(entries, body + 2))
                 tails.append(tail)
                 continue
         others.append(entry)
-    columns = _columns(entries, taken, heads, tails) if taken else None
+    columns = _columns(entries, entries_taken, heads, tails) if entries_taken else None
     if columns is None:
-        others += taken
+        others += entries_taken
     return SegmentRows(tp, columns), [
         decode_entry(entries[body:end], tp, f"{where}, byte {body}") for _, body, end, _ in others
     ]
@@ -385,7 +385,7 @@ def load_rows(
 
 def _columns(
     entries: bytes,
-    taken: list[Entry],
+    entries_taken: list[Entry],
     heads: list[tuple[Any, ...]],
     tails: list[tuple[Any, ...]],
 ) -> Columns | None:
@@ -418,7 +418,7 @@ def _columns(
             entries[body + EPOCHS_AT : body + EPOCHS_AT + size * count],
             entries[body + start_at : body + start_at + 8],
         )
-        for _, body, _, count in taken
+        for _, body, _, count in entries_taken
     ]
     return Columns(bytearray(b"".join(ids)), values, array("I", epochs), pool, clipped)
 

@@ -223,17 +223,17 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
     )
     if offset is not None:
         return len(raw), offset
-    end = last_offset = checksum = seen = 0
+    end = last_offset = checksum = checkpoints_seen = 0
     with suppress(CorruptSegment):  # after an error the next entry's start is unknown
         for begin, body, _, _ in walk_entries(raw[HEADER.size :], "a torn file"):
             if raw[HEADER.size + body] != RecordType.CACHE_FILE_CHECKPOINT:
                 continue
             position = HEADER.size + begin
-            checksum = crc32c(memoryview(raw)[seen:position], checksum)
+            checksum = crc32c(memoryview(raw)[checkpoints_seen:position], checksum)
             offset = _holds(raw, position, checksum)
             if offset is None:
                 break  # an earlier byte is wrong: no later checkpoint can be valid
-            seen, end, last_offset = position, position + _CHECKPOINT_BYTES, offset
+            checkpoints_seen, end, last_offset = position, position + _CHECKPOINT_BYTES, offset
     return end, last_offset
 
 
@@ -333,17 +333,17 @@ class SegmentMetadataCache:
         self,
         metadata_topic_id: UUID,
         offsets: Mapping[int, int],
-        deleted: Iterable[TopicIdPartition] = (),
+        deleted_tps: Iterable[TopicIdPartition] = (),
     ) -> None:
         """Record durably that the files, already synced, have all events below `offsets`.
 
-        Removes the files of `deleted` partitions afterwards. Raises OSError.
+        Removes the files of `deleted_tps` partitions afterwards. Raises OSError.
         """
-        gone = {self._path(tp) for tp in deleted}
-        files = sum(1 for _, path in self._files() if path not in gone)
+        gone_paths = {self._path(tp) for tp in deleted_tps}
+        files = sum(1 for _, path in self._files() if path not in gone_paths)
         content = _text(metadata_topic_id, files, offsets)
         replace_file(self._directory / COMMITTED, content)
-        for path in gone:
+        for path in gone_paths:
             path.unlink(missing_ok=True)
 
     def _path(self, tp: TopicIdPartition) -> Path:
@@ -388,11 +388,11 @@ def _parse(text: bytes) -> tuple[UUID, int, dict[int, int]]:
     if seal != b"%08x\n" % crc32c(body):
         raise ValueError(f"{COMMITTED} is damaged")
     version, topic_id, files, *rows = body.decode().splitlines()
-    parsed = parse_uuid(topic_id)
-    if version != _VERSION or parsed is None:
+    topic_uuid = parse_uuid(topic_id)
+    if version != _VERSION or topic_uuid is None:
         raise ValueError(f"{COMMITTED} is of version {version}, this fetchproxy reads {_VERSION}")
     pairs = [row.split() for row in rows]
-    return parsed, int(files), {int(partition): int(offset) for partition, offset in pairs}
+    return topic_uuid, int(files), {int(partition): int(offset) for partition, offset in pairs}
 
 
 # One thread at a time, never the loop's. Losing all of it costs only time, so a failing disk is
@@ -538,12 +538,14 @@ class KeptEvents:
         pending: dict[TopicIdPartition, _Pending],
         positions: dict[int, int],
     ) -> None:
-        files = [self._append(tp, taken) for tp, taken in pending.items()]
+        files = [self._append(tp, pending_entries) for tp, pending_entries in pending.items()]
         for file in files:
             file.sync()
-        deleted = [tp for tp, taken in pending.items() if taken.ends_deleted]
-        cache.commit(self._log_id, positions, deleted)
-        for tp in deleted:
+        deleted_tps = [
+            tp for tp, pending_entries in pending.items() if pending_entries.ends_deleted
+        ]
+        cache.commit(self._log_id, positions, deleted_tps)
+        for tp in deleted_tps:
             del self._files[tp]
         for file in files:
             if file.wants_compaction:
@@ -552,8 +554,8 @@ class KeptEvents:
                 except CorruptSegment as error:  # the next start reads its events again
                     log.error("metadata_cache_file_damaged", path=str(file.path), error=str(error))
 
-    def _append(self, tp: TopicIdPartition, taken: _Pending) -> CacheFile:
+    def _append(self, tp: TopicIdPartition, pending_entries: _Pending) -> CacheFile:
         if tp not in self._files:
             self._load(tp)  # a new partition: there was no file to read
-        self._files[tp].append(taken.events, taken.next_offset)
+        self._files[tp].append(pending_entries.events, pending_entries.next_offset)
         return self._files[tp]

@@ -177,8 +177,10 @@ async def compare_with_leader(
         if again != log_start_epoch:
             raise ClusterUnavailable(f"{tp}: the log start moved during requests to the leader")
     anew = begins_again(lineage, end_offset, comparison)
-    cut = cut_without_election(lineage, comparison, end_offset, leader_epoch)
-    return Compared(comparison, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
+    cut_offset = cut_without_election(lineage, comparison, end_offset, leader_epoch)
+    return Compared(
+        comparison, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut_offset
+    )
 
 
 class _Checked:

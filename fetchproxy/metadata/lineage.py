@@ -35,19 +35,19 @@ def archived_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
 
 def from_log_start(lineage: Sequence[EpochStart], start: int) -> tuple[EpochStart, ...]:
     """The epochs without those that ended below `start`, as Kafka truncates its cache."""
-    begun = [entry for entry in lineage if entry.start_offset <= start]
+    epochs_begun = [entry for entry in lineage if entry.start_offset <= start]
     above = [entry for entry in lineage if entry.start_offset > start]
-    return (*(EpochStart(entry.epoch, start) for entry in begun[-1:]), *above)
+    return (*(EpochStart(entry.epoch, start) for entry in epochs_begun[-1:]), *above)
 
 
 def compared_part(
-    lineage: Sequence[EpochStart], archived: tuple[int, int], kept_below: int
+    lineage: Sequence[EpochStart], archived_range: tuple[int, int], kept_below: int
 ) -> tuple[EpochStart, ...]:
     """The part of `lineage` to compare with a leader's log: from `kept_below` on.
 
-    `archived`: start and end (exclusive) of the archive.
+    `archived_range`: start and end (exclusive) of the archive.
     """
-    start, end = archived
+    start, end = archived_range
     offset = max(start, kept_below)
     return () if offset >= end else from_log_start(lineage, offset)
 
@@ -86,26 +86,28 @@ def epoch_of(view: PartitionView, offset: int) -> int:
     return view.segments.epoch_at(offset)
 
 
-def end_offset_for(lineage: Sequence[EpochStart], requested: int, log_end_offset: int) -> EpochEnd:
-    """LeaderEpochFileCache.endOffsetFor: the largest epoch up to `requested`, and its end.
+def end_offset_for(
+    lineage: Sequence[EpochStart], requested_epoch: int, log_end_offset: int
+) -> EpochEnd:
+    """LeaderEpochFileCache.endOffsetFor: the largest epoch up to `requested_epoch`, and its end.
 
     For an epoch before the first known: that epoch and the start of the first. For an epoch that is
     not known yet: undefined.
     """
-    if requested == UNDEFINED_EPOCH or not lineage:
+    if requested_epoch == UNDEFINED_EPOCH or not lineage:
         return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
-    if requested == lineage[-1].epoch:
-        return EpochEnd(requested, log_end_offset)
-    following = next((entry for entry in lineage if entry.epoch > requested), None)
+    if requested_epoch == lineage[-1].epoch:
+        return EpochEnd(requested_epoch, log_end_offset)
+    following = next((entry for entry in lineage if entry.epoch > requested_epoch), None)
     if following is None:
         return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
-    floor = max((e.epoch for e in lineage if e.epoch <= requested), default=requested)
+    floor = max((e.epoch for e in lineage if e.epoch <= requested_epoch), default=requested_epoch)
     return EpochEnd(floor, following.start_offset)
 
 
 def merged_end_offset(
-    archived: Sequence[EpochStart],
-    requested: int,
+    archived_epochs: Sequence[EpochStart],
+    requested_epoch: int,
     broker: EpochEnd,
     local_epoch: int | None,
     apart_to: int | None = None,
@@ -120,15 +122,17 @@ def merged_end_offset(
     `apart_to`: the archive's end if the archive's log diverges from the broker's (whose log began
     again); None: it does not. Then the archive knows better for every epoch that it has.
     """
-    if broker.epoch != requested or broker.end_offset < 0 or not archived:
+    if broker.epoch != requested_epoch or broker.end_offset < 0 or not archived_epochs:
         return broker
     if apart_to is not None:
-        recorded_end = end_offset_for(archived, requested, apart_to)
+        recorded_end = end_offset_for(archived_epochs, requested_epoch, apart_to)
         return recorded_end if recorded_end.end_offset > broker.end_offset else broker
-    if local_epoch is not None and 0 <= local_epoch <= requested:
+    if local_epoch is not None and 0 <= local_epoch <= requested_epoch:
         return broker
-    floor = max((e.epoch for e in archived if e.epoch <= requested), default=requested)
-    following = next((entry for entry in archived if entry.epoch > requested), None)
+    floor = max(
+        (e.epoch for e in archived_epochs if e.epoch <= requested_epoch), default=requested_epoch
+    )
+    following = next((entry for entry in archived_epochs if entry.epoch > requested_epoch), None)
     if following is not None:
         # An end above the broker's own response would belong to another lineage than the broker's.
         covers_start = following.start_offset <= broker.end_offset
@@ -205,14 +209,14 @@ def compare(
     of the copy, and that it has deleted all up to a joint. If the copy diverges and the leader has
     deleted that place, the result is Undecided.
     """
-    shared = end_offset
+    shared_end = end_offset
     for joint in joints:
         before = [entry for entry in lineage if entry.epoch <= joint.epoch]
         comparison = _walk_back(before, joint.low, leader)
         if not isinstance(comparison, Shared):
             return comparison
         if comparison.end_offset < joint.low:
-            shared = min(shared, comparison.end_offset)
+            shared_end = min(shared_end, comparison.end_offset)
         response = leader.ends.get(joint.epoch)
         if response is None:
             return AskEpoch(joint.epoch)
@@ -220,10 +224,12 @@ def compare(
             if leader.log_start_epoch is None:
                 return AskLogStart()
             if leader.log_start_epoch <= joint.epoch:
-                shared = min(shared, joint.high)
+                shared_end = min(shared_end, joint.high)
     comparison = _walk_back(lineage, end_offset, leader)
     return (
-        Shared(min(shared, comparison.end_offset)) if isinstance(comparison, Shared) else comparison
+        Shared(min(shared_end, comparison.end_offset))
+        if isinstance(comparison, Shared)
+        else comparison
     )
 
 
@@ -254,7 +260,7 @@ def cut_without_election(
 def _walk_back(
     lineage: Sequence[EpochStart], end_offset: int, leader: LeaderKnowledge
 ) -> Comparison:
-    bound = end_offset
+    end_bound = end_offset
     index = len(lineage) - 1
     while index >= 0:
         epoch = lineage[index].epoch
@@ -262,15 +268,17 @@ def _walk_back(
         if response is None:
             return AskEpoch(epoch)
         if response.epoch == UNDEFINED_EPOCH or response.end_offset < 0:
-            return Undecided(f"the leader knows no epoch as high as {epoch}", bound)
+            return Undecided(f"the leader knows no epoch as high as {epoch}", end_bound)
         if response.end_offset <= lineage[0].start_offset:
-            return Shared(min(bound, lineage[0].start_offset))  # all of the copy is of other epochs
-        if response.epoch == epoch and (response.end_offset < bound or bound < end_offset):
+            return Shared(
+                min(end_bound, lineage[0].start_offset)
+            )  # all of the copy is of other epochs
+        if response.epoch == epoch and (response.end_offset < end_bound or end_bound < end_offset):
             # Is this the epoch's end, or the start of the leader's remaining log?
             if leader.log_start_epoch is None:
                 return AskLogStart()
             if leader.log_start_epoch > epoch:
-                at_most = min(bound, response.end_offset)
+                at_most = min(end_bound, response.end_offset)
                 return Undecided(
                     f"it diverged from the leader's log in epoch {epoch} or before, at or below "
                     f"offset {at_most}, and the leader has deleted all records below that",
@@ -280,10 +288,10 @@ def _walk_back(
         while floor >= 0 and lineage[floor].epoch > response.epoch:
             floor -= 1
         if floor < 0:
-            return Shared(min(bound, lineage[0].start_offset))
+            return Shared(min(end_bound, lineage[0].start_offset))
         if floor < index:
-            bound = min(bound, lineage[floor + 1].start_offset)
+            end_bound = min(end_bound, lineage[floor + 1].start_offset)
         if lineage[floor].epoch == response.epoch:
-            return Shared(min(bound, response.end_offset))
+            return Shared(min(end_bound, response.end_offset))
         index = floor
-    return Shared(bound)
+    return Shared(end_bound)

@@ -192,9 +192,9 @@ class KafkaMetadataLog:
                 raise
             raise ConfigError(f"topic {name} cannot be created: {error}") from error
         log.info("metadata_topic_created", topic=name, partitions=partitions, replicas=replicas)
-        return await self._until_visible()
+        return await self._wait_until_visible()
 
-    async def _until_visible(self) -> TopicInfo:
+    async def _wait_until_visible(self) -> TopicInfo:
         try:
             async with asyncio.timeout(self._cluster_config.request_max_ms / 1000):
                 while True:
@@ -259,8 +259,8 @@ def _check_created(response: Any) -> None:
         if code == ErrorCode.NOT_CONTROLLER:
             raise ClusterUnavailable("CreateTopics: not the controller", code)
         if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            why = f": {topic.error_message}" if topic.error_message else ""
-            raise ClusterError(f"CreateTopics of {topic.name}: error {code}{why}", code)
+            detail = f": {topic.error_message}" if topic.error_message else ""
+            raise ClusterError(f"CreateTopics of {topic.name}: error {code}{detail}", code)
 
 
 def _chunk(records: bytes | memoryview, from_offset: int) -> LogChunk:

@@ -85,8 +85,10 @@ class RemoteLogMetadataManager(PartitionViews):
 
     def _note_put(self, topic_id: UUID) -> None:
         self._put_topics[topic_id] = asyncio.get_running_loop().time()
-        if (archived := self._archived.cached(None)) is not None and topic_id not in archived:
-            self._archived.replace(None, archived | {topic_id})
+        if (
+            archived_ids := self._archived.cached(None)
+        ) is not None and topic_id not in archived_ids:
+            self._archived.replace(None, archived_ids | {topic_id})
 
     def _put_since(self, began_at: float) -> set[UUID]:
         """Topics that a listing that began at that loop time (s) may have missed. It has seen the

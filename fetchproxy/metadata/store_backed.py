@@ -129,15 +129,15 @@ class StoredPartition:
         self.put_at = now
         self.puts[key] = (now, metadata)
 
-    def has_read(self, stored: StoredObject) -> bool:
+    def has_read(self, stored_object: StoredObject) -> bool:
         """This version was read and decoded. An unreadable one does not count, because it may have
         been damaged in transit.
         """
-        version, content = self.objects.get(stored.key, ("", None))
-        return version == stored.version and not isinstance(content, Condition)
+        version, content = self.objects.get(stored_object.key, ("", None))
+        return version == stored_object.version and not isinstance(content, Condition)
 
-    def note(self, stored: StoredObject, content: _Content) -> None:
-        self.objects[stored.key] = (stored.version, content)
+    def note(self, stored_object: StoredObject, content: _Content) -> None:
+        self.objects[stored_object.key] = (stored_object.version, content)
 
     def note_content(self, entry: Readable, raw: bytes | DamagedObject) -> None:
         """Raises RemoteStorageError if the log's history cannot be read.
@@ -562,7 +562,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._topic_views.renew(topic_id, oldest, age_max_s)
 
     def doubt(self, tp: TopicIdPartition) -> None:
-        if (partition := self._known(tp)) is not None:
+        if (partition := self._cached_partition(tp)) is not None:
             partition.doubted_at = asyncio.get_running_loop().time()
 
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
@@ -660,38 +660,38 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self._deletions.get(tp, not_older_than)
 
     async def list_partitions(self, unlisted: Unlisted | None = None) -> Iterable[TopicIdPartition]:
-        listed, failed = await self._listed.get(None, asyncio.get_running_loop().time())
-        if failed and unlisted is None:
-            raise next(iter(failed.values()))
+        listed, failed_topics = await self._listed.get(None, asyncio.get_running_loop().time())
+        if failed_topics and unlisted is None:
+            raise next(iter(failed_topics.values()))
         if unlisted is not None:
-            unlisted.update(failed)
+            unlisted.update(failed_topics)
         return listed
 
     def list_remote_log_segments(
         self, tp: TopicIdPartition
     ) -> tuple[RemoteLogSegmentMetadata, ...]:
-        partition = self._known(tp)
+        partition = self._cached_partition(tp)
         return () if partition is None else tuple(partition.table.segments())
 
     def problems(self, tp: TopicIdPartition) -> tuple[Condition, ...]:
-        partition = self._known(tp)
+        partition = self._cached_partition(tp)
         return () if partition is None else partition.problems
 
     def objects_known(self, tp: TopicIdPartition) -> int:
         """How many metadata objects have been read, also by failed reads: it shows progress."""
-        partition = self._known(tp)
+        partition = self._cached_partition(tp)
         return 0 if partition is None else len(partition.objects)
 
     def _partition(self, tp: TopicIdPartition) -> StoredPartition:
-        partition = self._known(tp)
+        partition = self._cached_partition(tp)
         if partition is None:
             partition = StoredPartition(PartitionTable(tp))
             self._topics.setdefault(tp.topic_id, {})[tp] = partition
         return partition
 
-    def _known(self, tp: TopicIdPartition) -> StoredPartition | None:
-        of_topic = self._topics.get(tp.topic_id)
-        return None if of_topic is None else of_topic.get(tp)
+    def _cached_partition(self, tp: TopicIdPartition) -> StoredPartition | None:
+        topic_partitions = self._topics.get(tp.topic_id)
+        return None if topic_partitions is None else topic_partitions.get(tp)
 
     async def _read_deletion(
         self, tp: TopicIdPartition, _: float
@@ -744,8 +744,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """Partitions that a listing that began at `began_at` may have missed."""
         return [
             tp
-            for of_topic in self._topics.values()
-            for tp, p in of_topic.items()
+            for topic_partitions in self._topics.values()
+            for tp, p in topic_partitions.items()
             if p.table.has_segments and p.put_at >= began_at
         ]
 
@@ -865,7 +865,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 read.add(standing)
 
             async with asyncio.TaskGroup() as reading:
-                collected = reading.create_task(self._collected(topic_id))
+                collected = reading.create_task(self._read_collected(topic_id))
                 listed = reading.create_task(self._list_topic(topic_id, began_at, take))
             if (failure := listed.result()) is not None:
                 raise failure
@@ -896,7 +896,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await for_each(waiting, get, min(len(waiting), self._reads_max))
         return len(waiting)
 
-    async def _collected(self, topic_id: UUID) -> Collected:
+    async def _read_collected(self, topic_id: UUID) -> Collected:
         """Only before the topic's first view: later reads find nearly all objects in memory."""
         if self._collecting is None or self._topic_views.cached(topic_id) is not None:
             return NOTHING_COLLECTED

@@ -129,16 +129,16 @@ class TopicFollower:
 
     async def __aenter__(self) -> Self:
         """Raises ConfigError for a log that must not be used; retries a log that is away later."""
-        async with AsyncExitStack() as opened:
+        async with AsyncExitStack() as stack:
             for part in (self._kept, self._opening, self._reads):
-                await opened.enter_async_context(part)
+                await stack.enter_async_context(part)
             try:
-                await self._opened()
+                await self._open_tables()
             except RemoteStorageError as error:
                 if isinstance(error.__cause__, ConfigError):
                     raise error.__cause__ from error
                 log.warning("metadata_topic_unreachable", error=str(error))
-            self._owned = opened.pop_all()
+            self._owned = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -147,21 +147,21 @@ class TopicFollower:
     # --- reading ---
     async def table(self, tp: TopicIdPartition, not_older_than: float) -> PartitionTable:
         """The partition's table after a read of the log at or after that loop time (s)."""
-        await self._opened()
+        await self._open_tables()
         partition = self._partition(tp)
         await self._reads.get(partition.number, not_older_than)
         return await self._table(partition, tp)
 
     async def partitions(self, not_older_than: float) -> list[TopicIdPartition]:
         """Every partition that the log mentions; this reads the whole log."""
-        await self._opened()
+        await self._open_tables()
         numbers = range(len(self._partitions))
 
         async def read(number: int) -> None:
             await self._reads.get(number, not_older_than)
 
         await for_each(numbers, read, min(len(numbers), READS_AT_ONCE_MAX))
-        return [tp for partition in self._partitions for tp in _known(partition)]
+        return [tp for partition in self._partitions for tp in _known_tps(partition)]
 
     def read_at(self, tp: TopicIdPartition) -> float | None:
         """The loop time (s) at which the last read of the partition's log began. Never blocks."""
@@ -176,7 +176,7 @@ class TopicFollower:
         return self._partition(tp).tables.get(tp) if self._partitions else None
 
     async def topic_names(self) -> set[str]:
-        every = chain.from_iterable(map(_known, self._partitions))
+        every = chain.from_iterable(map(_known_tps, self._partitions))
         return {tp.topic async for tp in cooperative(every)}
 
     async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
@@ -194,7 +194,7 @@ class TopicFollower:
 
         If this raises, the event may be in the log or not.
         """
-        await self._opened()
+        await self._open_tables()
         partition = self._partition(event.topic_id_partition)
         partition.puts_waiting += 1
         try:
@@ -211,7 +211,7 @@ class TopicFollower:
                 partition.refused.clear()
 
     # --- the log ---
-    async def _opened(self) -> None:
+    async def _open_tables(self) -> None:
         if not self._partitions:
             await self._opening.get(None, float("-inf"))
 
@@ -349,9 +349,9 @@ async def _forget_empty(partition: _LogPartition, is_gone: Callable[[UUID], bool
     await forget(ahead, lambda tp: ahead[tp] <= partition.position)
 
 
-def _known(partition: _LogPartition) -> list[TopicIdPartition]:
-    loaded = [tp for tp, table in partition.tables.items() if not table.is_empty]
-    return [*loaded, *partition.unloaded]
+def _known_tps(partition: _LogPartition) -> list[TopicIdPartition]:
+    loaded_tps = [tp for tp, table in partition.tables.items() if not table.is_empty]
+    return [*loaded_tps, *partition.unloaded]
 
 
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
@@ -387,10 +387,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def __aenter__(self) -> Self:
         """Raises ConfigError if the topic has settings that would lose events."""
-        async with AsyncExitStack() as opened:
+        async with AsyncExitStack() as stack:
             for part in (self._follower, self._archived, self._in_store):
-                await opened.enter_async_context(part)
-            self._owned = opened.pop_all()
+                await stack.enter_async_context(part)
+            self._owned = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -580,10 +580,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if offset > before:
             after_epoch = table.history.after_epoch
             content = encode_log_start(tp, offset)
-            raised = LogStartOffset(tp, offset, self._wall_clock_ms(), after_epoch)
+            log_start = LogStartOffset(tp, offset, self._wall_clock_ms(), after_epoch)
             await self._objects.put_log_start_offset(tp, offset, content, after_epoch)
-            await self._tell(table, raised)
-            await self._append(raised)
+            await self._tell(table, log_start)
+            await self._append(log_start)
             if before:
                 await delete_log_starts(self._objects, tp, [LogStartObject(before, after_epoch)])
         return self._show(tp)

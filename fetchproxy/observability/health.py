@@ -549,20 +549,20 @@ class Health:
 
     def hold(self, condition: Condition, about: Hashable = None) -> bool:
         """As `report`, but the caller logs it. True: the condition begins."""
-        of_kind = self._reported.setdefault(condition.kind, {})
+        conditions_of_kind = self._reported.setdefault(condition.kind, {})
         about = condition.subject if about is None else about
-        before = of_kind.get(about)
+        before = conditions_of_kind.get(about)
         if condition.since is None:
             since = asyncio.get_running_loop().time() if before is None else before.since
             condition = replace(condition, since=since)
-        of_kind[about] = condition
+        conditions_of_kind[about] = condition
         return before is None
 
     def clear(self, kind: str, about: Hashable = "", now: float | None = None) -> bool:
         """The condition is over, at loop time `now` (s). True: it had been reported."""
         over = self._reported.get(kind, {}).pop(about, None)
         if over is not None:
-            log.info(f"{kind}_no_more", **_place(over), **_lasted(over, now))
+            log.info(f"{kind}_no_more", **_place(over), **_duration_fields(over, now))
         return over is not None
 
     def forget(self, kind: str, about: Hashable = "") -> None:
@@ -572,8 +572,8 @@ class Health:
     def keep(self, kind: str, conditions: Iterable[Condition]) -> None:
         """Replaces all conditions of the kind by these."""
         by_subject = {condition.subject: condition for condition in conditions}
-        for gone in self._reported.get(kind, {}).keys() - by_subject.keys():
-            self.clear(kind, gone)
+        for gone_subject in self._reported.get(kind, {}).keys() - by_subject.keys():
+            self.clear(kind, gone_subject)
         for one in by_subject.values():
             self.report(one)
 
@@ -587,8 +587,8 @@ class Health:
 
     def all(self, now: float) -> Iterator[Condition]:
         """Unordered, as there may be very many; `now` is loop time (s)."""
-        for of_kind in self._reported.values():
-            yield from of_kind.values()
+        for conditions_of_kind in self._reported.values():
+            yield from conditions_of_kind.values()
         for source in self._sources:
             yield from source(now)
 
@@ -614,7 +614,7 @@ def _place(condition: Condition) -> dict[str, object]:
     return {condition.meaning.subject: condition.subject} if condition.subject else {}
 
 
-def _lasted(condition: Condition, now: float | None) -> dict[str, object]:
+def _duration_fields(condition: Condition, now: float | None) -> dict[str, object]:
     if condition.since is None:
         return {}
     now = asyncio.get_running_loop().time() if now is None else now

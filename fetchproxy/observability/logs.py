@@ -107,20 +107,20 @@ class RecentLines:
 
     def __init__(self, chars_max: int = LINES_CHARS_MAX) -> None:
         self._chars_max = chars_max
-        self._lines: deque[RecentLine] = deque()
+        self._interval_counts: deque[RecentLine] = deque()
         self._chars = 0
 
     def newest_first(self) -> list[RecentLine]:
-        return list(reversed(self._lines))
+        return list(reversed(self._interval_counts))
 
     def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
         """A structlog processor behind `mask_secrets` that keeps each line and changes nothing."""
         text = json.dumps(event_dict, default=str)[:LINE_CHARS_MAX]
         at, level, event = (str(event_dict.get(key, "")) for key in ("timestamp", "level", "event"))
-        self._lines.append(RecentLine(at, level, event, text))
+        self._interval_counts.append(RecentLine(at, level, event, text))
         self._chars += len(text)
         while self._chars > self._chars_max:
-            self._chars -= len(self._lines.popleft().line)
+            self._chars -= len(self._interval_counts.popleft().line)
         return event_dict
 
 
@@ -139,7 +139,7 @@ class SparingWarnings:
         self._logged: LRUCache[Hashable, tuple[float, int]] = LRUCache(WARNINGS_KNOWN_MAX)
         # By event: when its first line of the present interval was logged, lines since then, and
         # how many more were suppressed. Events are constants, so there are few.
-        self._lines: dict[str, tuple[float, int, int]] = {}
+        self._interval_counts: dict[str, tuple[float, int, int]] = {}
 
     def warn(self, event: str, about: Hashable, **context: object) -> None:
         """Log `event`, unless it was logged about the same thing within WARNING_INTERVAL_S, or
@@ -161,15 +161,15 @@ class SparingWarnings:
         if now - logged_at < WARNING_INTERVAL_S:
             self._logged[event, about] = logged_at, suppressed + 1
             return
-        since, lines, others = self._lines.get(event, (now, 0, 0))
+        since, lines, others = self._interval_counts.get(event, (now, 0, 0))
         if now - since >= WARNING_INTERVAL_S:
             since, lines = now, 0
         if lines >= EVENT_LINES_MAX:
-            self._lines[event] = since, lines, others + 1
+            self._interval_counts[event] = since, lines, others + 1
             return
         if others:
             context["suppressed_of_others"] = others
-        self._lines[event] = since, lines + 1, 0
+        self._interval_counts[event] = since, lines + 1, 0
         if suppressed:
             context["suppressed"] = suppressed
         self._logged[event, about] = now, 0

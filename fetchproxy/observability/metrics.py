@@ -63,13 +63,13 @@ class _ByTopic(Collector):
         return self._metric.describe()
 
     def collect(self) -> Iterable[Metric]:
-        of_topics = defaultdict(list)
+        samples_by_topics = defaultdict(list)
         for labels, value in values_of(self._metric):
-            of_topics[labels[0]].append(value)
+            samples_by_topics[labels[0]].append(value)
         family_of = CounterMetricFamily if isinstance(self._metric, Counter) else GaugeMetricFamily
         for one in self._metric.describe():
             family = family_of(one.name, one.documentation, labels=_TOPIC)
-        for topic, values in of_topics.items():
+        for topic, values in samples_by_topics.items():
             family.add_metric((topic,), self._combine(values))
         return [family]
 
@@ -119,11 +119,11 @@ def gauge(
     name: str,
     help_text: str,
     *labels: str,
-    of_topic: Callable[[Iterable[float]], float] = sum,
+    sum_of_topic: Callable[[Iterable[float]], float] = sum,
 ) -> Gauge:
-    """`of_topic`: the value for a topic, from those of its partitions."""
+    """`sum_of_topic`: the value for a topic, from those of its partitions."""
     metric = Gauge(name, help_text, labels, registry=REGISTRY)
-    _declare(metric, labels, of_topic)
+    _declare(metric, labels, sum_of_topic)
     return metric
 
 
@@ -616,7 +616,7 @@ ARCHIVE_MARGIN_OFFSETS = gauge(
     "Archive end minus the broker's log start offset; below 0, records were lost before they "
     "were copied. For a topic: the lowest of its partitions",
     *_PARTITION,
-    of_topic=min,
+    sum_of_topic=min,
 )
 ARCHIVE_GAPS = counter(
     "fetchproxy_archive_gaps",
@@ -690,7 +690,7 @@ ARCHIVE_RETENTION_USED_SHARE = gauge(
     "Share of the broker's retention that the oldest unarchived record has used up; at 1 the "
     "broker deletes it before it is copied. For a topic: the highest of its partitions",
     *_PARTITION,
-    of_topic=max,
+    sum_of_topic=max,
 )
 
 # --- Metadata -------------------------------------------------------------------------------------
@@ -854,6 +854,6 @@ def table() -> str:
     for metric, labels in _DECLARED.items():
         for family in metric.describe():
             name = family.name + ("_total" if family.type == "counter" else "")
-            named = "topic (partition)" if labels == _PARTITION else ", ".join(labels) or "–"
-            rows.append(f"| `{name}` | {family.type} | {named} | {family.documentation} |")
+            label_words = "topic (partition)" if labels == _PARTITION else ", ".join(labels) or "–"
+            rows.append(f"| `{name}` | {family.type} | {label_words} | {family.documentation} |")
     return "\n".join(rows) + "\n"

@@ -259,7 +259,7 @@ class DiskCache:
         self._take(chunk.file_bytes)
         write = partial(self._disk.write, chunk, content, remove)
         self._writing[chunk] = loop.run_in_executor(self._writer, write)
-        self._writing[chunk].add_done_callback(partial(self._written, chunk))
+        self._writing[chunk].add_done_callback(partial(self._note_written, chunk))
 
     def drop(self, chunk: CachedChunk) -> None:
         """Remove a chunk whose bytes are wrong."""
@@ -268,7 +268,7 @@ class DiskCache:
             self._take(-chunk.file_bytes)
             self._remove([chunk])
 
-    def _written(self, chunk: CachedChunk, writing: asyncio.Future[None]) -> None:
+    def _note_written(self, chunk: CachedChunk, writing: asyncio.Future[None]) -> None:
         del self._writing[chunk]
         if writing.cancelled():
             return
@@ -291,13 +291,13 @@ class DiskCache:
 
     def _make_room(self, size_bytes: int) -> list[CachedChunk]:
         """Forget the longest unused chunks until `size_bytes` fit. The caller deletes the files."""
-        removed: list[CachedChunk] = []
+        removed_chunks: list[CachedChunk] = []
         while self._files and self._bytes + size_bytes > self._bytes_max:
             chunk, _ = self._files.popitem(last=False)
             self._take(-chunk.file_bytes)
             DISK_CACHE_EVICTIONS.inc()
-            removed.append(chunk)
-        return removed
+            removed_chunks.append(chunk)
+        return removed_chunks
 
     def _remove(self, chunks: Iterable[CachedChunk]) -> None:
         chunks = list(chunks)
@@ -305,14 +305,14 @@ class DiskCache:
             removing = asyncio.get_running_loop().run_in_executor(
                 self._writer, self._disk.remove, chunks
             )
-            removing.add_done_callback(_removed)
+            removing.add_done_callback(_note_removed)
 
     def _take(self, size_bytes: int) -> None:
         self._bytes += size_bytes
         DISK_CACHE_BYTES.set(self._bytes)
 
 
-def _removed(removing: asyncio.Future[None]) -> None:
+def _note_removed(removing: asyncio.Future[None]) -> None:
     error = None if removing.cancelled() else removing.exception()
     if error is not None:
         DISK_CACHE_ERRORS.labels("failed").inc()

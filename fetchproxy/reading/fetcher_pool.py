@@ -227,7 +227,7 @@ class FetcherPool:
         """One try. Returns its error, or None."""
         opening = load.opening
         if opening is not None and not opening.is_described:
-            failure = await self._at_store(load, opening.describe, PACKING_RESERVED_BYTES)
+            failure = await self._run_at_store(load, opening.describe, PACKING_RESERVED_BYTES)
             if failure is not None:
                 return failure
         if opening is not None and not opening.is_open:
@@ -238,9 +238,9 @@ class FetcherPool:
             if failure is not None:
                 self._note(load, failure, began_at)
                 return failure
-        return await self._at_store(load, load.attempt, load.size_bytes)
+        return await self._run_at_store(load, load.attempt, load.size_bytes)
 
-    async def _at_store(
+    async def _run_at_store(
         self, load: Load, work: Callable[[], Awaitable[Chunk | None]], size_bytes: int
     ) -> FetchProxyError | None:
         """Under a slot and a time-out."""

@@ -36,10 +36,10 @@ _Request = asyncio.Task[Content | RemoteStorageError]
 
 def slow_after_s(times_s: Iterable[float], floor_s: float, ceiling_s: float) -> float:
     """When a read is slow, in seconds, by the last reads' times. The ceiling wins."""
-    ordered = sorted(times_s)
-    if len(ordered) < TIMES_MIN:
+    sorted_times_s = sorted(times_s)
+    if len(sorted_times_s) < TIMES_MIN:
         return ceiling_s
-    return min(max(ordered[int(SLOW_QUANTILE * len(ordered))], floor_s), ceiling_s)
+    return min(max(sorted_times_s[int(SLOW_QUANTILE * len(sorted_times_s))], floor_s), ceiling_s)
 
 
 class HedgedReads:
@@ -72,15 +72,15 @@ class HedgedReads:
                 done, _ = await asyncio.wait(requests, timeout=slow_s)
                 if not done and self._may_hedge(hedge):
                     requests.append(tasks.create_task(_outcome(begin), name="hedged-read"))
-                responded = await _first_response(requests)
+                first_response = await _first_response(requests)
                 for request in requests:
                     request.cancel()
         finally:
             if hedge.is_in_use:
                 self._budget.release(hedge)
         if hedge.is_in_use:
-            (_LOST if responded is requests[0] else _WON).inc()
-        content = responded.result()
+            (_LOST if first_response is requests[0] else _WON).inc()
+        content = first_response.result()
         if isinstance(content, RemoteStorageError):
             raise content
         self._times_s.append(clock() - began_at)
@@ -106,12 +106,12 @@ async def _outcome(begin: Callable[[], Awaitable[Content]]) -> Content | RemoteS
 
 async def _first_response(requests: Sequence[_Request]) -> _Request:
     """The first request with content; a failed request only if every request has failed."""
-    failed: list[_Request] = []
-    while waiting := [request for request in requests if request not in failed]:
+    failed_requests: list[_Request] = []
+    while waiting := [request for request in requests if request not in failed_requests]:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for request in waiting:
             if request.done():
                 if not isinstance(request.result(), RemoteStorageError):
                     return request
-                failed.append(request)
-    return failed[0]
+                failed_requests.append(request)
+    return failed_requests[0]

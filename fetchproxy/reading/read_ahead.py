@@ -92,8 +92,8 @@ def advance(
     credit = min(credit + given_back + EARNED_PER_CHUNK * chunks, full)
     planned, read = stream.planned - given_back, stream.read + chunks
     window = max(stream.window * 2 if waited and chunks else stream.window, 1)
-    allowed = max(planned + int(credit), read // 2)
-    window = min(window, allowed, chunks_max)
+    chunks_allowed = max(planned + int(credit), read // 2)
+    window = min(window, chunks_allowed, chunks_max)
     new = max(window - planned, 0)
     after = Stream(chunk, window, planned + new, read)
     return _Step(after, window if new else 0, max(credit - new, -full))

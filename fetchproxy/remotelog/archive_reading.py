@@ -96,11 +96,11 @@ class ArchiveReading:
         self._known: frozenset[ArchiveLocation] = frozenset()
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as opened:
-            await opened.enter_async_context(self.storage)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.storage)
             await self._check_there()
-            await opened.enter_async_context(self._rlmm)
-            self._opened = opened.pop_all()
+            await stack.enter_async_context(self._rlmm)
+            self._opened = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -182,8 +182,8 @@ class ArchiveReading:
         cache = SegmentMetadataCache(Path(cache_dir))  # not entered: the archiver owns it
         cached_tps = list(cache.partitions())
         self._known = _places(cached_tps)
-        chosen = [t for t in cached_tps if self._options.topics.takes(t.topic, t.partition)]
-        tables = (PartitionTable.load(tp, cache.file(tp).load().entries) for tp in chosen)
+        chosen_tps = [t for t in cached_tps if self._options.topics.takes(t.topic, t.partition)]
+        tables = (PartitionTable.load(tp, cache.file(tp).load().entries) for tp in chosen_tps)
         return _last_incarnations(table.view(0.0) for table in tables)
 
     def check_topics(self) -> None:
@@ -238,12 +238,12 @@ class ArchiveReading:
 
     async def holes(self, selections: Iterable[Selection]) -> dict[TopicIdPartition, str]:
         """As `planning.holes_of`, which has the one rule for holes."""
-        of_store = self._options.metadata_cache_dir is None
+        is_from_store = self._options.metadata_cache_dir is None
         look = partial(
             holes_of,
             self.storage,
             list(selections),
-            views_of_store=of_store,
+            views_of_store=is_from_store,
             problems=self._rlmm.problems,
         )
         return await with_retries("records of offsets", look, self._options.plan_max_ms / 1000)
@@ -376,15 +376,15 @@ def _last_incarnations(views: Iterable[PartitionView]) -> Views:
     """Of topics with one name, keeps the one archived last, as archive-only serving does. A
     partition of which no segment's metadata can be read is not an empty one.
     """
-    archived = [view for view in views if view.segments or view.unreadable]
+    archived_views = [view for view in views if view.segments or view.unreadable]
     newest: dict[str, tuple[int, bytes]] = {}
-    for view in archived:
+    for view in archived_views:
         at_ms = view.segments[-1].event_timestamp_ms if view.segments else -1
         order = (at_ms, view.tp.topic_id.bytes)
         newest[view.tp.topic] = max(order, newest.get(view.tp.topic, order))
     return {
         (view.tp.topic, view.tp.partition): view
-        for view in archived
+        for view in archived_views
         if newest[view.tp.topic][1] == view.tp.topic_id.bytes
     }
 
@@ -496,7 +496,7 @@ class FollowedArchive:
             ends = {
                 k: min(end, self._last_ends[k]) for k, end in ends.items() if k in self._last_ends
             }
-        starts = dict(before.without(self._made_again(before)).ends)
+        starts = dict(before.without(self._recreated_topics(before)).ends)
         for key, offset in list(starts.items()):
             if (end := self._truncated_to(key, offset)) is not None:
                 starts[key] = ends[key] = end
@@ -527,7 +527,7 @@ class FollowedArchive:
             for key, e in until.ends.items()
         ):
             views = self._look()
-        ends = until.without(self._made_again(until)).ends
+        ends = until.without(self._recreated_topics(until)).ends
         selections: list[Selection] = []
         for key, offset_end in ends.items():
             if key not in views:
@@ -549,7 +549,7 @@ class FollowedArchive:
         ids = dict(before.ids) if before is not None else {}
         return _Position(ends, {**ids, **_ids(self._views)})
 
-    def _made_again(self, position: _Position) -> set[str]:
+    def _recreated_topics(self, position: _Position) -> set[str]:
         """The topics that are other ones in the archive now. Raises DataLoss."""
         now = _ids(self._views)
         again = {t for t, known in position.ids.items() if now.get(t, known) != known}

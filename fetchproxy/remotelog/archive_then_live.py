@@ -77,10 +77,10 @@ class TierBoundaryFile:
             stream.write(bytearray(tier_boundary.encode(), "utf-8"))
         if self._files.exists(self._path) or not self._files.rename(part_path, self._path):
             self._files.delete(part_path, False)
-        stored = self.read()
-        if stored is None:
+        boundary_before = self.read()
+        if boundary_before is None:
             raise ConfigError(f"archive then live: {self._name} cannot be written")
-        return stored
+        return boundary_before
 
 
 class KafkaAdmin:
@@ -91,16 +91,16 @@ class KafkaAdmin:
     """
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
-        given = {
+        consumer_settings = {
             name[len(_KAFKA) :]: value
             for name, value in options.items()
             if name.lower().startswith(_KAFKA)
         }
-        if not given.get("bootstrap.servers"):
+        if not consumer_settings.get("bootstrap.servers"):
             raise ConfigError("archive then live: the option 'kafka.bootstrap.servers' is needed")
         self._jvm: Any = spark._jvm
         settings = self._jvm.java.util.Properties()
-        for name, value in {**_PATIENCE, **given}.items():
+        for name, value in {**_PATIENCE, **consumer_settings}.items():
             settings.setProperty(name, value)
         create = self._jvm.org.apache.kafka.clients.admin.AdminClient.create
         self._client = _result_of("the Kafka client", lambda: create(settings))
@@ -108,14 +108,14 @@ class KafkaAdmin:
     def close(self) -> None:
         self._client.close()
 
-    def topics(self, chosen: TopicChoice) -> tuple[dict[str, str], list[ArchiveLocation]]:
+    def topics(self, choice: TopicChoice) -> tuple[dict[str, str], list[ArchiveLocation]]:
         """The id of each chosen topic, and the chosen partitions."""
-        names = sorted(chosen.names or chosen.assigned or ())
-        if chosen.pattern is not None:
+        names = sorted(choice.names or choice.assigned or ())
+        if choice.pattern is not None:
             every = _result_of(
                 "the list of topics", lambda: self._client.listTopics().names().get()
             )
-            names = sorted(name for name in every if chosen.takes(name, 0))
+            names = sorted(name for name in every if choice.takes(name, 0))
         names_list = self._jvm.java.util.ArrayList()
         for name in names:
             names_list.add(name)
@@ -126,22 +126,27 @@ class KafkaAdmin:
             description = _result_of(f"topic {name!r}", values[name].get)
             ids[name] = description.topicId().toString()
             numbers = {partition.partition() for partition in description.partitions()}
-            missing = sorted((chosen.assigned or {}).get(name, frozenset()) - numbers)
+            missing = sorted((choice.assigned or {}).get(name, frozenset()) - numbers)
             if missing:
                 raise ConfigError(
                     f"archive then live: the brokers have no partition {missing[0]} of {name!r}"
                 )
-            places += [(name, number) for number in sorted(numbers) if chosen.takes(name, number)]
+            places += [(name, number) for number in sorted(numbers) if choice.takes(name, number)]
         return ids, places
 
     def earliest(self, places: list[ArchiveLocation]) -> dict[ArchiveLocation, int]:
         spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
-        made = {place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
+        java_partitions = {
+            place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places
+        }
         specs = self._jvm.java.util.HashMap()
-        for partition in made.values():
+        for partition in java_partitions.values():
             specs.put(partition, spec)
         first_offsets = _result_of("the first offsets", self._client.listOffsets(specs).all().get)
-        return {place: first_offsets.get(partition).offset() for place, partition in made.items()}
+        return {
+            place: first_offsets.get(partition).offset()
+            for place, partition in java_partitions.items()
+        }
 
 
 def _result_of(operation: str, ask: Callable[[], T]) -> T:
@@ -176,35 +181,35 @@ def archive_then_live(
     Raises ConfigError, also for a topic that was created again after it was archived.
     """
     streaming = tier_boundary_at is not None
-    parsed = _parsed(options, streaming=streaming)
+    source_options = _parsed(options, streaming=streaming)
     register_source(spark)
     file = None if tier_boundary_at is None else TierBoundaryFile(spark, tier_boundary_at)
     tier_boundary = None if file is None else file.read()
     with closing(KafkaAdmin(spark, options)) as admin:
-        ids, places = admin.topics(parsed.topics)
+        ids, places = admin.topics(source_options.topics)
         if tier_boundary is None:
-            boundary = find_tier_boundary(ids, admin.earliest(places), parsed)
+            boundary = find_tier_boundary(ids, admin.earliest(places), source_options)
             tier_boundary = boundary if file is None else file.keep(boundary)
-    history, live = halves(tier_boundary, parsed.starting, parsed.ending)
+    history, live = halves(tier_boundary, source_options.starting, source_options.ending)
     live_only = [f"{topic}-{partition}" for topic, partition in sorted(tier_boundary.live)]
     log.info("archive_then_live", archived=len(history), read_live_alone=live_only)
     sources = []
     if history:
         sources.append((NAME, _history_options(options, history)))
     if live:
-        live_options = _live_options(options, parsed, live, places, streaming=streaming)
+        live_options = _live_options(options, source_options, live, places, streaming=streaming)
         sources.append(("kafka", live_options))
     frames = []
-    for name, chosen in sources:
+    for name, option_texts in sources:
         reader = spark.readStream if streaming else spark.read  # readers keep options for good
-        frames.append(reader.format(name).options(**chosen).load())
+        frames.append(reader.format(name).options(**option_texts).load())
     if not frames:
-        return spark.createDataFrame([], all_columns(headers=parsed.include_headers))
+        return spark.createDataFrame([], all_columns(headers=source_options.include_headers))
     return reduce(DataFrame.unionByName, frames)
 
 
 def find_tier_boundary(
-    ids: Mapping[str, str], earliest: Ends, parsed: SourceOptions
+    ids: Mapping[str, str], earliest: Ends, source_options: SourceOptions
 ) -> TierBoundary:
     """The archive's current end of every partition that the brokers have.
 
@@ -212,7 +217,7 @@ def find_tier_boundary(
     records are copied and deleted between both looks, the offset named then is missing, which is
     an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
     """
-    views = in_loop(_views(parsed))
+    views = in_loop(_views(source_options))
     archived_ids = {topic: uuid_text(view.tp.topic_id) for (topic, _), view in views.items()}
     for topic, topic_id in ids.items():
         if archived_ids.get(topic, topic_id) != topic_id:
@@ -246,20 +251,20 @@ def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     return parsed
 
 
-async def _views(parsed: SourceOptions) -> Views:
-    async with ArchiveReading(parsed) as reading:
+async def _views(source_options: SourceOptions) -> Views:
+    async with ArchiveReading(source_options) as reading:
         return await reading.views()
 
 
 def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str]:
     """Names partitions: the live half reads those not archived at the tier boundary, for good."""
-    chosen = {
+    history_options = {
         name: value
         for name, value in options.items()
         if name.lower() not in (*_TOPIC_OPTIONS, *_BOUNDS) and not is_live_only(name)
     }
     return {
-        **chosen,
+        **history_options,
         "assign": as_assign(history),
         "startingOffsets": as_json({place: start for place, (start, _) in history.items()}),
         "endingOffsets": as_json({place: end for place, (_, end) in history.items()}),
@@ -268,30 +273,30 @@ def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str
 
 def _live_options(
     options: Mapping[str, str],
-    parsed: SourceOptions,
+    source_options: SourceOptions,
     live: Half,
     places: list[ArchiveLocation],
     *,
     streaming: bool,
 ) -> dict[str, str]:
     """A stream subscribes as its options say, so partitions that appear later are read live."""
-    chosen = {
+    live_texts = {
         name: value
         for name, value in options.items()
         if is_live_only(name) or name.lower() in _SHARED
     }
-    chosen["kafka.isolation.level"] = parsed.isolation.name.lower()
+    live_texts["kafka.isolation.level"] = source_options.isolation.name.lower()
     starts: dict[ArchiveLocation, int] = {place: start for place, (start, _) in live.items()}
-    topics = parsed.topics
+    topics = source_options.topics
     if not streaming or topics.assigned is not None:
-        chosen["assign"] = as_assign(live)
+        live_texts["assign"] = as_assign(live)
     elif topics.names is not None:
-        chosen["subscribe"] = ",".join(sorted(topics.names))
+        live_texts["subscribe"] = ",".join(sorted(topics.names))
     else:
-        chosen["subscribePattern"] = topics.pattern or ""
+        live_texts["subscribePattern"] = topics.pattern or ""
     if streaming and topics.assigned is None:
         starts = {place: starts.get(place, EARLIEST) for place in places}
     if not streaming:
         ends = {place: end for place, (_, end) in live.items()}
-        chosen["endingOffsets"] = as_json(ends)
-    return {**chosen, "startingOffsets": as_json(starts)}
+        live_texts["endingOffsets"] = as_json(ends)
+    return {**live_texts, "startingOffsets": as_json(starts)}

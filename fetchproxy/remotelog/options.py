@@ -68,7 +68,7 @@ PARTITION_BYTES_MAX = 128 * 1024 * 1024
 # worker within 512 MiB. Arrow's offsets have 31 bits, and text that is not UTF-8 becomes three
 # times as long: above UNPACKED_BYTES_MOST a record may not fit.
 TASK_UNPACKED_BYTES_MAX = 64 * 1024 * 1024
-UNPACKED_BYTES_MOST = 512 * 1024 * 1024
+UNPACKED_BYTES_LIMIT = 512 * 1024 * 1024
 # Time to read a range, index or transaction index, with retries. Then the task fails and names it.
 _READ_MAX_MS = 300_000
 # Time to read one partition's metadata; a million segments take minutes from an object store.
@@ -96,7 +96,7 @@ _OPTIONS = (
     "readMaxMs",
     "planMaxMs",
 )
-_OF_STREAMS = (
+_STREAM_ONLY_OPTIONS = (
     "maxBytesPerTrigger",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
@@ -244,7 +244,7 @@ def parse_options(texts: Mapping[str, str], *, streaming: bool = False) -> Sourc
         partitions_min=options.number("minPartitions", 0, 0),
         partition_records_max=options.number("maxRecordsPerPartition", 0, 0),
         unpacked_bytes_max=options.number(
-            "maxUnpackedBytes", TASK_UNPACKED_BYTES_MAX, 1, UNPACKED_BYTES_MOST
+            "maxUnpackedBytes", TASK_UNPACKED_BYTES_MAX, 1, UNPACKED_BYTES_LIMIT
         ),
         push_filters=options.boolean("pushFilters", False),
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
@@ -321,7 +321,7 @@ def _store(options: _Given) -> str:
 
 
 def _trigger(options: _Given, *, streaming: bool) -> TriggerLimits:
-    stream_options = tuple(name for name in _OF_STREAMS if options.text(name) is not None)
+    stream_options = tuple(name for name in _STREAM_ONLY_OPTIONS if options.text(name) is not None)
     if stream_options and not streaming:
         raise ConfigError(
             f"remotelog: {stream_options[0]}: only streams have micro-batches; take it out"

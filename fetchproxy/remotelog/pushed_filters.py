@@ -13,7 +13,7 @@ from typing import Any
 
 from fetchproxy.remotelog.decoder.record_rows import TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _RANGES = ("EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual")
 _COLUMNS = ("topic", "partition", "offset", "timestamp")
@@ -82,7 +82,7 @@ class PushedFilters:
         if name == "timestamp":
             if not isinstance(value, datetime) or value.tzinfo is None:
                 return False
-            since = value - _EPOCH
+            since = value - _UNIX_EPOCH
             self._timestamp_not_null()
             self.timestamp.narrow(kind, since // _MILLISECOND, -(-since // _MILLISECOND))
             return True

@@ -28,12 +28,12 @@ def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[ArchiveLocation,
 
 def admitted(views: Views, begins: Ends, ends: Ends, limits: TriggerLimits) -> Ends:
     """The `ends` that the limits allow one batch. `begins`: as from `new_offsets`."""
-    limited = dict(ends)
+    limited_ends = dict(ends)
     if limits.offsets_max:
-        limited |= _by_offsets(begins, ends, limits.offsets_max)
+        limited_ends |= _by_offsets(begins, ends, limits.offsets_max)
     if limits.bytes_max:
-        limited |= _by_bytes(views, begins, limited, limits.bytes_max)
-    return limited
+        limited_ends |= _by_bytes(views, begins, limited_ends, limits.bytes_max)
+    return limited_ends
 
 
 def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[ArchiveLocation, int]:
@@ -52,7 +52,7 @@ def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[ArchiveLocat
 
 def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[ArchiveLocation, int]:
     """Equal shares; the other partitions get the bytes that a partition does not need."""
-    limited = {}
+    limited_ends = {}
     bytes_left = bytes_max
     needs = {
         key: _bytes_up_to(views[key], begin, ends[key], bytes_max) for key, begin in begins.items()
@@ -63,9 +63,9 @@ def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[Ar
         if needs[key] <= share:
             bytes_left -= needs[key]
             continue
-        limited[key] = _end_within(views[key], begins[key], ends[key], share)
+        limited_ends[key] = _end_within(views[key], begins[key], ends[key], share)
         bytes_left -= min(share, needs[key])
-    return limited
+    return limited_ends
 
 
 def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:

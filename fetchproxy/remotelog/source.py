@@ -295,9 +295,9 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> Sequence[InputPartition]:
         with sentence_first():
-            return _partitions_of(tasks_of(self._options, self._filtered()))
+            return _partitions_of(tasks_of(self._options, self._filtered_selections()))
 
-    def _filtered(self) -> list[Selection]:
+    def _filtered_selections(self) -> list[Selection]:
         filters = self._filters
         least, end = filters.offset.least, filters.offset.greatest + 1
         return [

@@ -99,7 +99,7 @@ async def with_retries(operation: str, read: Callable[[], Awaitable[T]], max_s: 
     seconds. Within `each_object_alone` its requests are repeated one by one, and ObjectFailing is
     raised at once.
     """
-    last: FetchProxyError | None = None
+    last_error: FetchProxyError | None = None
     pause_s = RETRY_FIRST_S
     try:
         async with asyncio.timeout(max_s):
@@ -111,9 +111,11 @@ async def with_retries(operation: str, read: Callable[[], Awaitable[T]], max_s: 
                 except RemoteStorageError as error:
                     if not error.retriable or isinstance(error, ObjectFailing):
                         raise type(error)(f"{operation}: {error}") from error
-                    last = error
+                    last_error = error
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
     except TimeoutError:
-        reason = f"; last: {last}" if last is not None else ""
-        raise StorageUnavailable(f"{operation}: not read within {max_s:g} s{reason}") from last
+        reason = f"; last: {last_error}" if last_error is not None else ""
+        raise StorageUnavailable(
+            f"{operation}: not read within {max_s:g} s{reason}"
+        ) from last_error

@@ -171,7 +171,7 @@ class _TaskReading:
         self._loop = loop
         self._decoder = LogDecoder(
             arrow,
-            self._damaged,
+            self._note_damage,
             self._unreadable,
             goes_on=not options.fail_on_data_loss,
             on_too_large=self._too_large,
@@ -192,11 +192,11 @@ class _TaskReading:
         try:
             index, aborted = self._indexes(part.segment, where)
         except ObjectNotFound as error:
-            for other in self._stand_ins(error, part, part.offset_from, part.offset_end):
+            for other in self._replacements(error, part, part.offset_from, part.offset_end):
                 yield from self._ranges_of(other)
             return
         except CorruptSegment as error:
-            self._not_read(error, part.offset_from, part.offset_end)
+            self._note_unread(error, part.offset_from, part.offset_end)
             return
         key = self._rsm.object_key(part.segment, SegmentFile.LOG)
         for i, j in _runs(part, index):
@@ -208,7 +208,7 @@ class _TaskReading:
             # No name for it here: this generator would keep the bytes until the next range.
             yield _Range(part, key, span, borders, aborted, [self._begin(operation, read)])
 
-    def _stand_ins(
+    def _replacements(
         self, error: ObjectNotFound, part: SegmentPart, first: int, end: int
     ) -> Iterator[SegmentPart]:
         """Parts of other segments with the offsets from `first`, below `end`, of a part that was
@@ -229,15 +229,15 @@ class _TaskReading:
                 f"{error}: since this was planned, another segment has replaced it; run it again"
             )
         for other in parts:
-            self._not_there(error, key, first, other.offset_from)
+            self._note_missing_object(error, key, first, other.offset_from)
             yield other
             first = other.offset_end
-        self._not_there(error, key, first, end)
+        self._note_missing_object(error, key, first, end)
 
-    def _not_there(self, error: ObjectNotFound, key: str, first: int, end: int) -> None:
+    def _note_missing_object(self, error: ObjectNotFound, key: str, first: int, end: int) -> None:
         if first < end:
             self._key = key
-            self._not_read(error, first, end)
+            self._note_unread(error, first, end)
 
     def _indexes(
         self, segment: SegmentRef, where: str
@@ -270,7 +270,7 @@ class _TaskReading:
     def decoded(self, task_range: _Range, rows: RowLimits) -> Iterator[Any]:
         """Keeps back the last Arrow batch until the range's memory is free."""
         made: deque[Any] = deque()
-        for batch in self._decoded(task_range, rows):
+        for batch in self._decode_range(task_range, rows):
             made.append(batch)
             del batch
             if len(made) > 1:
@@ -278,7 +278,7 @@ class _TaskReading:
         while made:
             yield made.popleft()
 
-    def _decoded(self, task_range: _Range, rows: RowLimits) -> Iterator[Any]:
+    def _decode_range(self, task_range: _Range, rows: RowLimits) -> Iterator[Any]:
         self._key, span, part, decoder = (
             task_range.key,
             task_range.span,
@@ -290,12 +290,12 @@ class _TaskReading:
         try:
             data = task_range.data.pop().result()
         except ObjectNotFound as error:
-            for other in self._stand_ins(error, part, first, end):
+            for other in self._replacements(error, part, first, end):
                 for of_other in self._ranges_of(other):
-                    yield from self._decoded(of_other, rows)
+                    yield from self._decode_range(of_other, rows)
             return
         except (RangeNotSatisfiable, DamagedObject) as error:
-            self._not_read(error, first, end)
+            self._note_unread(error, first, end)
             return
         yield from decoder.decode(
             data,
@@ -308,13 +308,13 @@ class _TaskReading:
         )
         if len(data) < span.length and decoder.next_offset < part.offset_end:
             message = f"the log ends, its index goes on to {span.end}"
-            self._damaged(span.position + len(data), span.last_offset, message)
+            self._note_damage(span.position + len(data), span.last_offset, message)
             if decoder.next_offset:
                 decoder.records_skipped += span.last_offset + 1 - decoder.next_offset
         self._skipped_records.records += decoder.records_skipped
         decoder.records_skipped = 0
 
-    def _damaged(self, position: int, offset: int, message: str) -> None:
+    def _note_damage(self, position: int, offset: int, message: str) -> None:
         tp = self._task.tp
         if not self._options.skip_corrupt:
             raise CorruptSegment(
@@ -345,7 +345,7 @@ class _TaskReading:
         else:
             left_out.append((first, last))
 
-    def _not_read(self, error: FetchProxyError, offset_from: int, offset_end: int) -> None:
+    def _note_unread(self, error: FetchProxyError, offset_from: int, offset_end: int) -> None:
         """Counts the offsets of an object that cannot be read as skipped, or raises the error, with
         the option that passes over such an object.
         """

@@ -44,7 +44,7 @@ class TierBoundary:
         try:
             document = json.loads(text)
             if not isinstance(document.get("version"), int):
-                return cls._first_form(document)
+                return cls._from_first_format(document)
             if document["version"] != _VERSION:
                 raise ConfigError(f"archive then live: {name} is of a later version of fetchproxy")
             return cls(by_place(document["archived"]), by_place(document["live"]))
@@ -55,7 +55,7 @@ class TierBoundary:
             ) from None
 
     @classmethod
-    def _first_form(cls, document: Mapping[str, Mapping[str, int]]) -> TierBoundary:
+    def _from_first_format(cls, document: Mapping[str, Mapping[str, int]]) -> TierBoundary:
         every = by_place(document)
         archived = {place: end for place, end in every.items() if end != EARLIEST}
         return cls(archived, {place: end for place, end in every.items() if end == EARLIEST})
@@ -73,7 +73,7 @@ def halves(tier_boundary: TierBoundary, starting: Bound, ending: Bound) -> tuple
     history: dict[ArchiveLocation, tuple[int, int]] = {}
     live: dict[ArchiveLocation, tuple[int, int]] = {}
     for place in sorted(places):
-        start, end = _given(starting, place), _given(ending, place)
+        start, end = _bound_offset(starting, place), _bound_offset(ending, place)
         cross = tier_boundary.archived.get(place)
         if start != LATEST and cross is not None and start < cross:
             history[place] = (start, cross if end == LATEST else min(end, cross))
@@ -86,7 +86,7 @@ def halves(tier_boundary: TierBoundary, starting: Bound, ending: Bound) -> tuple
     return history, live
 
 
-def _given(bound: Bound, place: ArchiveLocation) -> int:
+def _bound_offset(bound: Bound, place: ArchiveLocation) -> int:
     if bound.kind is BoundKind.OFFSETS:
         return bound.by_partition[place]
     return LATEST if bound.kind is BoundKind.LATEST else EARLIEST

@@ -113,7 +113,7 @@ class WatchedFile:
         self._look_at = loop.time() + FILE_LOOK_INTERVAL_S
         look = self._look
         if look is None:
-            self._look = look = loop.run_in_executor(None, self._looked, self._path, read)
+            self._look = look = loop.run_in_executor(None, self._read_if_changed, self._path, read)
             await asyncio.wait([look], timeout=FILE_LOOK_WAIT_MAX_S)
         if not look.done():
             return None
@@ -121,7 +121,7 @@ class WatchedFile:
         self._seen, newest_stamp = look.result()
         return cast("T | None", newest_stamp)
 
-    def _looked(self, path: Path, read: Callable[[], T]) -> tuple[Stamp, T | None]:
+    def _read_if_changed(self, path: Path, read: Callable[[], T]) -> tuple[Stamp, T | None]:
         stamp = stamp_of(path)
         if stamp is None or stamp == self._seen:
             return self._seen, None

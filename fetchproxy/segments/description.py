@@ -298,7 +298,7 @@ def decode_finished_offsets(raw: bytes, key: str, tp: TopicIdPartition) -> Finis
     def read(fields: JsonFields) -> FinishedOffsets:
         if fields.partition() != tp:
             raise CorruptSegment(f"it is of {fields.partition()}")
-        values = {name: fields.integer(name, *of) for name, of in _FINISHED_FIELDS.items()}
+        values = {name: fields.integer(name, *limits) for name, limits in _FINISHED_FIELDS.items()}
         finished_offsets = FinishedOffsets(tp, **values)
         if fields.text("crc32c") != _checksum(finished_offsets):
             raise CorruptSegment("its checksum does not match")

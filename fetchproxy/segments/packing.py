@@ -393,12 +393,12 @@ def _packing(fields: JsonFields) -> Packing:
         key = WrappedKey(fields.text("key_id"), _base64(fields, "wrapped_key"))
     described = None
     if fields.integer("version", 1, PACKING_VERSION + 1) > _UNDESCRIBED_VERSION:
-        described = _described(fields, log_bytes)
+        described = _decode_copy_description(fields, log_bytes)
     ends = array("q", accumulate(sizes))
     return Packing(segment_id, log_bytes, block_bytes, ends, key, described)
 
 
-def _described(fields: JsonFields, log_bytes: int) -> CopyDescription:
+def _decode_copy_description(fields: JsonFields, log_bytes: int) -> CopyDescription:
     values: dict[str, Any] = {"segment_size_bytes": log_bytes}
     for name, field in _DESCRIBED.items():
         if name not in values:

@@ -165,14 +165,14 @@ def time_index_fault(raw: bytes, base_offset: int, end_offset: int, max_timestam
 def _last_entry(
     index_name: str,
     raw: bytes,
-    form: Struct,
+    entry_struct: Struct,
     before: tuple[int, ...],
     rises: Callable[[int, int], bool],
 ) -> tuple[tuple[int, ...], str]:
     """The last entry and the fault. `rises`: an entry's second number is above the one before."""
-    if len(raw) % form.size:
+    if len(raw) % entry_struct.size:
         return before, f"{index_name} of {len(raw)} bytes ends inside an entry"
-    for entry in form.iter_unpack(raw):
+    for entry in entry_struct.iter_unpack(raw):
         if not (entry[0] > before[0] and rises(entry[1], before[1])):
             return before, f"{index_name} entry {entry} after {before}"
         before = entry

@@ -49,7 +49,7 @@ class TxnHistory:
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}  # producer id -> first offset
-        self._aborted: list[_Txn] = []
+        self._note_aborted: list[_Txn] = []
         self._undecided: list[_Txn] = []  # their end was not seen
         self._dark: list[tuple[int, int]] = []  # offsets at which others may have been open
         self._run_start = 0
@@ -63,7 +63,7 @@ class TxnHistory:
             return
         first_offset = self._open.pop(event.producer_id, None)
         if first_offset is not None and event.control == CONTROL_ABORT:
-            self._aborted.append(_Txn(event.offset, first_offset, event.producer_id))
+            self._note_aborted.append(_Txn(event.offset, first_offset, event.producer_id))
 
     def restart(
         self, log_end_offset: int, goes_on_at: int, aborted_open: Mapping[int, int] | None
@@ -104,7 +104,7 @@ class TxnHistory:
                     f"the archive does not show how the transaction of producer {txn.producer_id} "
                     f"from offset {txn.first_offset} ended"
                 )
-        return listed_aborted({t for t in self._aborted if _overlaps(t, first, last)}, last)
+        return listed_aborted({t for t in self._note_aborted if _overlaps(t, first, last)}, last)
 
 
 def _overlaps(txn: _Txn, first: int, last: int) -> bool:
@@ -204,10 +204,10 @@ class TxnCheck:
         if control is None:
             self._open.setdefault(header.producer_id, _Open(header.base_offset))
         elif control == CONTROL_ABORT:
-            self._aborted(header.producer_id, header.base_offset)
+            self._note_aborted(header.producer_id, header.base_offset)
             self._ended[header.producer_id] = header.base_offset
         elif control == CONTROL_COMMIT:
-            self._committed(header.producer_id, header.base_offset)
+            self._note_committed(header.producer_id, header.base_offset)
             self._ended[header.producer_id] = header.base_offset
 
     def _note_holes(self, header: BatchHeader) -> None:
@@ -234,7 +234,7 @@ class TxnCheck:
                 )
         return self._faults
 
-    def _aborted(self, producer_id: int, marker: int) -> None:
+    def _note_aborted(self, producer_id: int, marker: int) -> None:
         txn = self._open.pop(producer_id, None)
         if txn is None:
             # No data was seen: none was written (no entry), it lies below the checked offsets, or
@@ -251,7 +251,7 @@ class TxnCheck:
         if txn.unlisted_in is not None:
             self._fault(txn.unlisted_in, txn.first_offset, message)
 
-    def _committed(self, producer_id: int, marker: int) -> None:
+    def _note_committed(self, producer_id: int, marker: int) -> None:
         txn = self._open.pop(producer_id, None)
         if txn is None:
             return

@@ -204,10 +204,12 @@ class Listener:
         else:
             self.run(keep_running(part, run, random.Random(), self._health, rests), part)
 
-    def advertised(self, reached: str) -> Address:
-        """The address advertised to a client that has reached this at the address `reached`."""
+    def advertised(self, address_reached: str) -> Address:
+        """The address advertised to a client that has reached this at the address
+        `address_reached`.
+        """
         host = self.config.advertise_host or self.host
-        return (reached if self.tells_reached else host), self.port
+        return (address_reached if self.tells_reached else host), self.port
 
     def too_large(self, limit: str, message: str) -> None:
         """See `SessionOwner`. The session logs it."""

@@ -128,7 +128,7 @@ class _Gate(asyncio.BufferedProtocol):
         protocol.connection_made(self._transport)
         if remainder:
             # The protocol's own tasks begin first, as with bytes from the socket.
-            asyncio.get_running_loop().call_soon(_give, self._transport, protocol, remainder)
+            asyncio.get_running_loop().call_soon(_feed, self._transport, protocol, remainder)
 
     def _too_late(self) -> None:
         LIMITS_REACHED.labels("proxy_header_max_ms").inc()
@@ -158,7 +158,7 @@ class _Gate(asyncio.BufferedProtocol):
         )
 
 
-def _give(transport: asyncio.Transport, protocol: asyncio.BufferedProtocol, data: bytes) -> None:
+def _feed(transport: asyncio.Transport, protocol: asyncio.BufferedProtocol, data: bytes) -> None:
     if not transport.is_closing():
         memoryview(protocol.get_buffer(len(data)))[: len(data)] = data
         protocol.buffer_updated(len(data))

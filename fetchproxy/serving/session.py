@@ -74,8 +74,8 @@ class SessionOwner(Protocol):
     warnings: SparingWarnings
     tells_reached: bool
 
-    def advertised(self, reached: str) -> Address:
-        """The address advertised to a client that has reached us at the address `reached`."""
+    def advertised(self, address_reached: str) -> Address:
+        """The address advertised to a client that has reached us at the address `address_reached`."""
 
     def too_large(self, limit: str, message: str) -> None:
         """A message was refused by its size. `message` describes it; `limit` is the name of

@@ -199,7 +199,7 @@ class ReaderAccounts:
             account = self._accounts[client] = self._begun(client) if known is None else known
             account.seen_at = asyncio.get_running_loop().time()
         if account.series is None and (account is self.own or self._shown < self._series_max):
-            self._show(account)
+            self._publish_account(account)
         if account.series is not None:
             return account, account.series
         if self._of_others is None:
@@ -227,11 +227,11 @@ class ReaderAccounts:
         async for account in cooperative(self.clients()):
             if account.seen_at < gone_before:
                 self._forget(account)
-        await self._choose_shown()
+        await self._choose_clients_with_series()
         async for account in cooperative(self.clients()):
             account.bytes_before = account.store_bytes + account.served_bytes
 
-    async def _choose_shown(self) -> None:
+    async def _choose_clients_with_series(self) -> None:
         accounts = await collected(self.clients())
         with_series = [account for account in accounts if account.series is not None]
         smallest = sorted(with_series, key=lambda one: one.bytes_lately)
@@ -241,7 +241,7 @@ class ReaderAccounts:
             if coming.bytes_lately <= _PUSHES_OUT * going.bytes_lately:
                 break
             self._hide(going)
-            self._show(coming)
+            self._publish_account(coming)
 
     def _forget(self, account: ReaderAccount) -> None:
         if account.is_gone:
@@ -252,7 +252,7 @@ class ReaderAccounts:
         account.is_gone = True
         self.others.add(account)
 
-    def _show(self, account: ReaderAccount) -> None:
+    def _publish_account(self, account: ReaderAccount) -> None:
         account.series = _Series(account.client)
         self._shown += account is not self.own
 

@@ -515,7 +515,9 @@ class StoreHealth:
         for refusals in (self._refused, self.damaged):
             refusals.look(now)
         for key_id, locked in list(self._locked.items()):
-            for segment_id in [one for one, at in locked.items() if now - at > LOCKED_FORGOTTEN_S]:
+            for segment_id in [
+                id_ for id_, since in locked.items() if now - since > LOCKED_FORGOTTEN_S
+            ]:
                 self.locked(segment_id, key_id, None)
 
     async def run(self) -> None:

@@ -116,7 +116,7 @@ class TlsAcceptor:
         self._shaking.pop(gate, None)
         self.ended(gate.client)
         if isinstance(error, OSError):
-            self._failed(gate.client, gate.server_name, error)
+            self._log_failed_handshake(gate.client, gate.server_name, error)
         elif error is not None:
             log.error(
                 "tls_handshake_crashed",
@@ -125,7 +125,7 @@ class TlsAcceptor:
                 hint="report a bug",
             )
 
-    def _failed(self, client: str, server_name: str | None, error: OSError) -> None:
+    def _log_failed_handshake(self, client: str, server_name: str | None, error: OSError) -> None:
         reason = reason_of(error)
         TLS_HANDSHAKES_FAILED.labels(reason).inc()
         if reason == "closed":  # as each health check of a port does

@@ -75,11 +75,11 @@ async def _dial_tls(
         of_app.append(tls.app_transport)
         return tls
 
-    raw, _ = await connect(begin)
+    raw_transport, _ = await connect(begin)
     try:
         await waiter
     except BaseException:
-        raw.abort()
+        raw_transport.abort()
         raise
     return of_app[0], app
 

@@ -54,7 +54,7 @@ class ArchiveRecords:
         if finished_offsets is None:
             # Offsets below were archived before there were records, or never existed.
             finished_offsets = FinishedOffsets(self._tp, start_offset if end is None else end)
-            await self._state(finished_offsets)
+            await self._record_state(finished_offsets)
         await self._record_gap(
             gap_before(start_offset, end, view.raised_log_start, finished_offsets)
         )
@@ -68,7 +68,7 @@ class ArchiveRecords:
             return []  # the archive begins at the log start
         finished_offsets = self._finished_offsets or FinishedOffsets(self._tp, end)
         if self._finished_offsets is None:
-            await self._state(finished_offsets)
+            await self._record_state(finished_offsets)
         return await self._record_gap(
             gap_before(log_start_offset, end, view.raised_log_start, finished_offsets)
         )
@@ -95,7 +95,7 @@ class ArchiveRecords:
             log_start_offset=max(self._log_start_offset, self._finished_offsets.log_start_offset),
         )
         try:
-            await self._state(finished_offsets)
+            await self._record_state(finished_offsets)
         except RemoteStorageError as error:
             log.warning(
                 "finished_offsets_not_written",
@@ -108,9 +108,9 @@ class ArchiveRecords:
         """Call it before segments are removed at the end of the archive."""
         await self.read()
         if self._finished_offsets is not None and self._finished_offsets.end_offset != NOT_STATED:
-            await self._state(replace(self._finished_offsets, end_offset=NOT_STATED))
+            await self._record_state(replace(self._finished_offsets, end_offset=NOT_STATED))
 
-    async def _state(self, finished_offsets: FinishedOffsets) -> None:
+    async def _record_state(self, finished_offsets: FinishedOffsets) -> None:
         content = encode_finished_offsets(finished_offsets)
         await self._records.put_finished_offsets(self._tp, content)
         self._finished_offsets = finished_offsets

@@ -94,15 +94,15 @@ def assign(
         (topic, number) for topic in topics for number in range(partition_counts.get(topic, 0))
     )
     owners = _owners(members, partitions)
-    parts = _kept(members, owners, len(partitions))
+    kept_parts = _kept_partitions(members, owners, len(partitions))
     takers = {topic: [m for m in sorted(members) if topic in members[m].topics] for topic in topics}
-    loads = {member_id: len(part) for member_id, part in parts.items()}
-    for partition in sorted(partitions.difference(*parts.values())):
+    loads = {member_id: len(part) for member_id, part in kept_parts.items()}
+    for partition in sorted(partitions.difference(*kept_parts.values())):
         taker = min(takers[partition[0]], key=loads.__getitem__)
         loads[taker] += 1
         if owners.get(partition, taker) == taker:
-            parts[taker].add(partition)
-    return parts
+            kept_parts[taker].add(partition)
+    return kept_parts
 
 
 def _owners(
@@ -117,7 +117,7 @@ def _owners(
     return owners
 
 
-def _kept(
+def _kept_partitions(
     members: Mapping[str, Member], owners: Mapping[Partition, str], count: int
 ) -> dict[str, set[Partition]]:
     """What each member owns, up to its even part. Members that own most may keep one more."""

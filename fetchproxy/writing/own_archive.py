@@ -57,7 +57,7 @@ def _marker(spool_dir: Path | None, cluster_id: str | None, url: str) -> Path:
     return (spool_dir or Path(tempfile.gettempdir())) / f"{_NAME_START}{name}"
 
 
-def _was_seen(marker: Path) -> bool:
+def _has_marker_of_user(marker: Path) -> bool:
     """True if an archiver of this user has created the marker."""
     with suppress(OSError):
         return os.lstat(marker).st_uid == os.geteuid()
@@ -154,7 +154,7 @@ class OwnArchive:
         )
         spool_dir = self.config.archive.spool_dir
         marker = await asyncio.to_thread(_marker, spool_dir, cluster_id, self._place)
-        was_seen = self.archives and await asyncio.to_thread(_was_seen, marker)
+        was_seen = self.archives and await asyncio.to_thread(_has_marker_of_user, marker)
         if stored_identity is None:
             if self.archives:
                 await self._check_none_expected(was_seen)

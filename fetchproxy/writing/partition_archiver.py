@@ -89,17 +89,21 @@ class PartitionArchiver:
     @property
     def holds_records(self) -> bool:
         """Whether it has records that are not archived yet, perhaps the only copy of them."""
-        return self._resumed is not None and self._accumulated is not None
+        return self._resumed is not None and self._accumulated_summary is not None
 
     @property
-    def _accumulated(self) -> SegmentSummary | None:
+    def _accumulated_summary(self) -> SegmentSummary | None:
         """None: no byte is accumulated."""
         accumulated = self.accumulator.accumulated
         return accumulated if accumulated and accumulated.size_bytes > 0 else None
 
     def status(self) -> PartitionArchiveStatus:
         """The status as of the last turns. Never blocks."""
-        resumed, accumulator, accumulated = self._resumed, self.accumulator, self._accumulated
+        resumed, accumulator, accumulated = (
+            self._resumed,
+            self.accumulator,
+            self._accumulated_summary,
+        )
         accumulated_bytes = accumulated.size_bytes if accumulated else 0
         end = accumulated.position if accumulated else None
         offsets = 0 if end is None or self.position == NOT_KNOWN else end - self.position
@@ -214,7 +218,7 @@ class PartitionArchiver:
 
     async def _log_ends_below(self, resumed: Resumed) -> bool:
         """The log ends below the position. Raises LogTruncated again if there is no remedy."""
-        accumulated = self._accumulated
+        accumulated = self._accumulated_summary
         if await self._truncate_if_parted(resumed) or accumulated:
             await self.release()  # the accumulated data are of a log that is gone
             return True
@@ -232,7 +236,7 @@ class PartitionArchiver:
         itself.
         """
         position_and_epoch = (resumed.position, self.truncation.leader_epoch(self.tp))
-        if not self._accumulated or self._accumulated_anew_at == position_and_epoch:
+        if not self._accumulated_summary or self._accumulated_anew_at == position_and_epoch:
             raise error
         self._accumulated_anew_at = position_and_epoch
         self._note_dropped(resumed.position, error)
@@ -260,7 +264,7 @@ class PartitionArchiver:
                 return
             view = await self._fresh_view()
             if view.log_end_offset != resumed.archive_end:
-                await self._moved_on(resumed, view)
+                await self._follow_other_copy(resumed, view)
                 return
             await self._note_gap(resumed.position, view, accumulated)
             resumed.position = accumulated.log_start_offset
@@ -286,14 +290,14 @@ class PartitionArchiver:
         """
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
-            await self._moved_on(resumed, view)
+            await self._follow_other_copy(resumed, view)
             return
         try:
             finished = await self.copier.copy(
                 segment, resumed.lineage, lambda: self._confirm(resumed, segment)
             )
         except CopyOvertaken:
-            await self._moved_on(resumed, await self._fresh_view())
+            await self._follow_other_copy(resumed, await self._fresh_view())
             return
         except LogDiverged as error:
             if await self._truncate_if_parted(resumed):
@@ -320,7 +324,7 @@ class PartitionArchiver:
         )
         await self.accumulator.discard()
 
-    async def _moved_on(self, resumed: Resumed, view: PartitionView) -> None:
+    async def _follow_other_copy(self, resumed: Resumed, view: PartitionView) -> None:
         """Another archiver, or a copy of ours with a lost response, has extended the archive."""
         log.info(
             "archive_further_than_expected",

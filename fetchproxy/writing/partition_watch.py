@@ -119,7 +119,7 @@ def retention_in_words(ms: int | None, size_bytes: int | None) -> str:
 # topic with little traffic may be one deletion away by offsets, and safe for days by the clock.
 
 
-def deleted_in(
+def ms_until_deletion(
     limits: BrokerRetention, age_ms: int | None, by_bytes: float | None, trend: tuple[float, int]
 ) -> int | None:
     """The least time (ms) until the brokers may delete the oldest unarchived record. They delete
@@ -339,7 +339,9 @@ class PartitionWatch:
         watched.used = used
         watched.deleted_in_ms = None
         if status.lag_offsets != 0:
-            watched.deleted_in_ms = deleted_in(limits, age_ms, by_bytes, (since, now_ms - at_ms))
+            watched.deleted_in_ms = ms_until_deletion(
+                limits, age_ms, by_bytes, (since, now_ms - at_ms)
+            )
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tp.topic, str(tp.partition)).set(used)
         if used >= MARGIN_WARN_SHARE:
             percent = int(used * 20) * 5  # in steps of 5, so the sentence does not change each time

@@ -369,11 +369,11 @@ class RemoteLogManager(ArchiverParts):
 
     def _assign(self, tp: TopicIdPartition, spool: Spool) -> None:
         if tp not in self._partitions:
-            self._partitions[tp] = self._managed(tp, spool)
+            self._partitions[tp] = self._manage(tp, spool)
             log.info("partition_assigned", **tp.logged)
         self._schedule.assign(tp)
 
-    def _managed(self, tp: TopicIdPartition, spool: Spool) -> ManagedPartition:
+    def _manage(self, tp: TopicIdPartition, spool: Spool) -> ManagedPartition:
         return ManagedPartition(
             archiver=self.archiver(tp, spool, may_go_on=lambda: self._leadership.leads(tp)),
             leadership=self._leadership,
@@ -408,7 +408,7 @@ class RemoteLogManager(ArchiverParts):
             await asyncio.sleep(WATCH_INTERVAL_S)
             await self._read_log_offsets()
             now = asyncio.get_running_loop().time()
-            await self.watch.look(self._watched(), now, self.wall_clock_ms())
+            await self.watch.look(self._watched_statuses(), now, self.wall_clock_ms())
             await self.watch.ask(self.cluster)
 
     async def _read_log_offsets(self) -> None:
@@ -422,7 +422,7 @@ class RemoteLogManager(ArchiverParts):
         except TimeoutError:
             return  # use the log offsets that arrived in time
 
-    def _watched(self) -> Iterator[PartitionArchiveStatus]:
+    def _watched_statuses(self) -> Iterator[PartitionArchiveStatus]:
         """Yields one at a time: a partition may go while the others are checked."""
         for tp in list(self._partitions):
             if self.manages(tp):

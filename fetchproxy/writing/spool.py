@@ -21,7 +21,7 @@ from fetchproxy.storage.ciphers import KEY_BYTES
 log = structlog.get_logger(__name__)
 
 _PREFIX = "fetchproxy-spool-"
-_LOCK = "lock"
+_LOCK_FILE = "lock"
 
 
 class Spool:
@@ -86,9 +86,9 @@ class Spool:
     def _take_folder(self) -> None:
         while True:
             self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
-            self._lock = (self._folder / _LOCK).open("wb")
+            self._lock = (self._folder / _LOCK_FILE).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if (self._folder / _LOCK).exists():
+            if (self._folder / _LOCK_FILE).exists():
                 return
             # Another starting process took it for a leftover before it was locked.
             self._lock.close()
@@ -99,7 +99,7 @@ class Spool:
             try:
                 if os.lstat(folder).st_uid != os.geteuid():
                     continue  # in /tmp any user may create such a folder
-                with (folder / _LOCK).open("rb") as lock:
+                with (folder / _LOCK_FILE).open("rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder)
             except FileNotFoundError:

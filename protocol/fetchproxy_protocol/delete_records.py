@@ -17,7 +17,7 @@ from fetchproxy_protocol.primitives import Buffer, Cursor, TopicRows
 HIGH_WATERMARK = -1  # as an offset: everything that consumers can read
 INVALID_LOW_WATERMARK = -1  # comes with an error
 
-_PATCHED = Struct(">qh")
+_OFFSET_AND_ERROR = Struct(">qh")
 _PATCHED_AT = 4
 
 
@@ -63,4 +63,4 @@ def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult
 
 def patch(payload: bytearray | memoryview, result: DeletionResult) -> None:
     position = result.position + _PATCHED_AT
-    _PATCHED.pack_into(payload, position, result.low_watermark, result.error_code)
+    _OFFSET_AND_ERROR.pack_into(payload, position, result.low_watermark, result.error_code)

@@ -150,11 +150,11 @@ def intersect_response(payload: Buffer, api_version: int) -> bytes:
     """
     if len(payload) > _API_VERSIONS_BYTES_MAX:
         raise MalformedMessage(f"an ApiVersions response of {len(payload)} bytes")
-    return bytes(payload[:4]) + _intersected(bytes(payload[4:]), api_version)
+    return bytes(payload[:4]) + _intersected_versions(bytes(payload[4:]), api_version)
 
 
 @lru_cache(maxsize=64)
-def _intersected(after_header: bytes, api_version: int) -> bytes:
+def _intersected_versions(after_header: bytes, api_version: int) -> bytes:
     """From after the correlation id. Cached: a cluster gives all clients the same few responses."""
     payload = bytes(4) + after_header
     cursor = response_body(payload, ApiKey.API_VERSIONS, api_version)

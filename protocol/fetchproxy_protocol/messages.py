@@ -57,10 +57,10 @@ class _RequestCursor(Cursor):
         count = super().count(flexible)
         self.elements_left -= count or 0
         if self.elements_left < 0:
-            most = self._elements_max
+            elements_max = self._elements_max
             raise MalformedMessage(
-                f"{most - self.elements_left} elements up to the array before byte "
-                f"{self.pos}; expected at most {most} in a request"
+                f"{elements_max - self.elements_left} elements up to the array before byte "
+                f"{self.pos}; expected at most {elements_max} in a request"
             )
         return count
 

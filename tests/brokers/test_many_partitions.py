@@ -243,7 +243,7 @@ async def test_topics_are_asked_for_in_one_request_and_known_afterwards() -> Non
 async def test_absent_topics_are_told_apart_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each error takes 4 µs, and a client names thousands."""
     refused: Counter[int] = Counter()  # by turn of the loop
-    refusal, turns = cluster_client._refused, 0
+    refusal, turns = cluster_client._metadata_error, 0
 
     def counted(key: Any, response: Any) -> ClusterError:
         refused[turns] += 1

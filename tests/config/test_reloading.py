@@ -36,7 +36,7 @@ def test_each_changed_key_is_taken_or_waits(names: set[str]) -> None:
         target = with_other(target, key)
     chosen = {name: Setting(name, "other", "") for name in names}
     reload = compare_settings(in_force, Loaded(target, chosen))
-    taken = {text.partition(" = ")[0] for text in reload.taken}
+    taken = {text.partition(" = ")[0] for text in reload.applied_keys}
     assert not taken & set(reload.waiting)
     assert taken | set(reload.waiting) == names
     assert taken <= {key.dotted for key in KEYS if key.live}
@@ -47,7 +47,7 @@ def test_each_changed_key_is_taken_or_waits(names: set[str]) -> None:
     take(in_force, reload.config)
     assert in_force == reload.config
     again = compare_settings(reload.config, Loaded(target, chosen))
-    assert (again.taken, again.waiting) == ((), reload.waiting)
+    assert (again.applied_keys, again.waiting) == ((), reload.waiting)
 
 
 def test_sections_of_defaults_are_not_changed() -> None:
@@ -66,7 +66,7 @@ def test_an_archiver_does_not_begin_or_end_without_a_restart(
 ) -> None:
     in_force = load(None, {"FETCHPROXY_ARCHIVE_TOPICS": before or ""}).config
     reload = compare_settings(in_force, load(None, {"FETCHPROXY_ARCHIVE_TOPICS": after or ""}))
-    assert reload.taken == (('archive.topics = "b"',) if is_taken else ())
+    assert reload.applied_keys == (('archive.topics = "b"',) if is_taken else ())
     assert reload.waiting == (() if is_taken else ("archive.topics",))
     assert reload.config.archive.topics == (after if is_taken else before)
 
@@ -77,7 +77,7 @@ def test_limits_that_follow_from_the_ceiling_are_not_said_to_wait() -> None:
     more = load(None, {}, [ceiling, Setting("console.show_records", "true", "")])
     assert more.config.remote_fetch != in_force.remote_fetch
     reload = compare_settings(in_force, more)
-    assert (reload.taken, reload.waiting) == (("console.show_records = true",), ())
+    assert (reload.applied_keys, reload.waiting) == (("console.show_records = true",), ())
 
 
 def test_no_secret_is_told(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
         "FETCHPROXY_CONSOLE_TOKEN_FILE": str(tmp_path / "token"),
     }
     reload = compare_settings(Config(), load(None, settings))
-    assert "hunter2" not in repr(reload.taken) + repr(reload.waiting)
+    assert "hunter2" not in repr(reload.applied_keys) + repr(reload.waiting)
     assert "cluster.sasl_password" in reload.waiting
-    assert [text for text in reload.taken if "token_file" in text]
+    assert [text for text in reload.applied_keys if "token_file" in text]
 
 
 def test_what_waits_has_a_reason_to() -> None:

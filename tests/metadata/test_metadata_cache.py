@@ -93,7 +93,7 @@ def test_files_without_a_commit_are_worth_nothing(tmp_path: Path) -> None:
 def test_a_deleted_partition_is_no_lost_file(tmp_path: Path) -> None:
     with SegmentMetadataCache(tmp_path) as cache:
         fill(cache, TPS)
-        cache.commit(TOPIC_ID, {0: 5}, deleted=TPS[:2])
+        cache.commit(TOPIC_ID, {0: 5}, deleted_tps=TPS[:2])
         assert cache.partitions() == sorted(TPS[2:])
         assert cache.load_committed(TOPIC_ID) == {0: 5}
         fill(cache, TPS[:1])  # a crash before its removal

@@ -155,13 +155,15 @@ class ArrowBatches:
                 "offset": pa.array(offsets[first_row : first_row + self._rows_max]),
                 "timestampType": pa.array(types[first_row : first_row + self._rows_max]),
             }
-            yield self._made(len(columns["offset"]), columns)
+            yield self._make_array(len(columns["offset"]), columns)
 
     def _filled(self, buffers: RowBuffers, count: int) -> Any:
-        built = [name for name in self._columns if name not in self._same_in_all]
-        return self._made(count, {name: buffers.column(name, count) for name in built})
+        built_columns = [name for name in self._columns if name not in self._same_in_all]
+        return self._make_array(
+            count, {name: buffers.column(name, count) for name in built_columns}
+        )
 
-    def _made(self, count: int, columns: Mapping[str, Any]) -> Any:
+    def _make_array(self, count: int, columns: Mapping[str, Any]) -> Any:
         """`columns`: the columns that differ from row to row."""
         if not self._columns:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))

@@ -75,16 +75,18 @@ class AbortedBatches:
         """A boolean for each batch."""
         producers = headers.table[:, PRODUCER_ID]
         bases = headers.table[:, BASE_OFFSET]
-        aborted = np.zeros(len(bases), np.bool_)
+        aborted_mask = np.zeros(len(bases), np.bool_)
         if not self._ranges:
-            return aborted
+            return aborted_mask
         for producer in np.unique(producers).tolist():
             if producer in self._ranges:
                 firsts, lasts = self._ranges[producer]
-                of_it = np.flatnonzero(producers == producer)
-                place = np.searchsorted(firsts, bases[of_it], side="right") - 1
-                aborted[of_it] = (place >= 0) & (bases[of_it] <= lasts[place])
-        return aborted & headers.has(TRANSACTIONAL_MASK)
+                batches_of_producer = np.flatnonzero(producers == producer)
+                place = np.searchsorted(firsts, bases[batches_of_producer], side="right") - 1
+                aborted_mask[batches_of_producer] = (place >= 0) & (
+                    bases[batches_of_producer] <= lasts[place]
+                )
+        return aborted_mask & headers.has(TRANSACTIONAL_MASK)
 
 
 class Arena:
@@ -211,7 +213,7 @@ class LogDecoder:
                 if index < len(borders):
                     at = borders[index] - position
                     after = min(int.from_bytes(data[at : at + 8], "big"), after)
-            placed = self._in_place(headers, first_offset, last_offset, limits)
+            placed = self._batches_in_order(headers, first_offset, last_offset, limits)
             yield from self._rows_of(headers, placed, limits, aborted)
             if placed.any():
                 first_offset = int(headers.table[placed, LAST_OFFSET].max()) + 1
@@ -278,7 +280,7 @@ class LogDecoder:
         yield from self._flush(headers, self._arena.data, packed, limits)
         self._arena.clear()
 
-    def _in_place(
+    def _batches_in_order(
         self, headers: ScannedHeaders, first_offset: int, last_offset: int, limits: RowLimits
     ) -> Any:
         """A boolean for each batch: its offsets rise and lie within the index's bounds.
@@ -328,7 +330,7 @@ class LogDecoder:
             if self._on_too_large is None:
                 self._fault_in(headers, i, str(error), self._on_unreadable)
             else:
-                place = self._skipped(headers, i)
+                place = self._skip_batch(headers, i)
                 self._on_too_large(place, int(batch[BASE_OFFSET]), int(batch[LAST_OFFSET]))
             return False
         return self._looks_sound(headers, self._arena.data, i, limits)
@@ -354,11 +356,11 @@ class LogDecoder:
     def _fault_in(
         self, headers: ScannedHeaders, i: int, message: str, tell: OnFault | None = None
     ) -> None:
-        place = self._skipped(headers, i)
+        place = self._skip_batch(headers, i)
         self._fault_at = place
         (tell or self._on_fault)(place, int(headers.table[i, BASE_OFFSET]), message)
 
-    def _skipped(self, headers: ScannedHeaders, i: int) -> int:
+    def _skip_batch(self, headers: ScannedHeaders, i: int) -> int:
         """Counts the batch's records. Returns its position in the log."""
         batch = headers.table[i]
         # The count itself may be damaged; a batch has no more records than offsets.

@@ -178,39 +178,39 @@ def _field(position: int, end: int) -> Any:
 
 
 @compiled
-def _no_tail(byte: int) -> bool:
+def _is_no_continuation(byte: int) -> bool:
     return byte & 0xC0 != 0x80
 
 
 @compiled
-def _of_two(position: int, end: int) -> Any:
-    if end - position < 2 or _no_tail(_byte_at(position + 1)):
+def _is_two_byte_character(position: int, end: int) -> Any:
+    if end - position < 2 or _is_no_continuation(_byte_at(position + 1)):
         return 1, False
     return 2, True
 
 
 @compiled
-def _of_three(first: int, position: int, end: int) -> Any:
+def _is_three_byte_character(first: int, position: int, end: int) -> Any:
     bytes_left = end - position
     second = _byte_at(position + 1) if bytes_left > 1 else 0
-    if bytes_left < 2 or _no_tail(second) or (first == 0xE0 and second < 0xA0):
+    if bytes_left < 2 or _is_no_continuation(second) or (first == 0xE0 and second < 0xA0):
         return 1, False
-    if bytes_left < 3 or _no_tail(_byte_at(position + 2)):
+    if bytes_left < 3 or _is_no_continuation(_byte_at(position + 2)):
         return 2, False
     return 3, not (first == 0xED and second >= 0xA0)  # a surrogate
 
 
 @compiled
-def _of_four(first: int, position: int, end: int) -> Any:
+def _is_four_byte_character(first: int, position: int, end: int) -> Any:
     bytes_left = end - position
     second = _byte_at(position + 1) if bytes_left > 1 else 0
-    if bytes_left < 2 or first > 0xF4 or _no_tail(second):
+    if bytes_left < 2 or first > 0xF4 or _is_no_continuation(second):
         return 1, False
     if (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
         return 1, False
-    if bytes_left < 3 or _no_tail(_byte_at(position + 2)):
+    if bytes_left < 3 or _is_no_continuation(_byte_at(position + 2)):
         return 2, False
-    if bytes_left < 4 or _no_tail(_byte_at(position + 3)):
+    if bytes_left < 4 or _is_no_continuation(_byte_at(position + 3)):
         return 3, False
     return 4, True
 
@@ -222,11 +222,11 @@ def _character(position: int, end: int) -> Any:
     if first < 0x80:
         return 1, True
     if 0xC2 <= first < 0xE0:
-        return _of_two(position, end)
+        return _is_two_byte_character(position, end)
     if 0xE0 <= first < 0xF0:
-        return _of_three(first, position, end)
+        return _is_three_byte_character(first, position, end)
     if 0xF0 <= first < 0xF8:
-        return _of_four(first, position, end)
+        return _is_four_byte_character(first, position, end)
     return 1, False
 
 

@@ -213,7 +213,7 @@ class ClassicGroup:
         member = self.members[request.member.member_id]
         self._note_life(now, member.member_id)
         if self.state is GroupState.STABLE:
-            respond(self._synced(member))
+            respond(self._sync_reply(member))
             return
         self._respond_to_sync(
             member, ErrorCode.REBALANCE_IN_PROGRESS
@@ -363,7 +363,7 @@ class ClassicGroup:
             self.state is _COMPLETING  # it lost the response
             or (self.state is GroupState.STABLE and member.member_id != self.leader)
         ):
-            respond(self._joined(member))
+            respond(self._join_reply(member))
             return
         self._drop_join(member, ErrorCode.REBALANCE_IN_PROGRESS)
         self._discount(member.request)
@@ -402,7 +402,7 @@ class ClassicGroup:
             self._rebalance(now)
             return
         leads = self.leader == member_id and request.can_skip_assignment
-        reply = self._joined(member)._replace(
+        reply = self._join_reply(member)._replace(
             # An older client that read its own id here would assign again, and wait for syncs.
             leader=(self.leader if request.can_skip_assignment else former_leader) or "",
             members=self._member_rows() if leads else (),
@@ -467,7 +467,7 @@ class ClassicGroup:
         self._syncs_until = now + self._longest_rebalance_s()
         for member in joined:
             self._note_life(now, member.member_id)
-            self._respond_to_join(member, self._joined(member))
+            self._respond_to_join(member, self._join_reply(member))
 
     def _remove(self, now: float, members: Sequence[_Member]) -> None:
         """Members left or went silent; the others share their partitions."""
@@ -499,7 +499,7 @@ class ClassicGroup:
     def _longest_rebalance_s(self) -> float:
         return max((m.request.rebalance_timeout_s for m in self.members.values()), default=0.0)
 
-    def _joined(self, member: _Member) -> JoinReply:
+    def _join_reply(self, member: _Member) -> JoinReply:
         return JoinReply(
             member_id=member.member_id,
             generation_id=self.generation,
@@ -519,13 +519,13 @@ class ClassicGroup:
             for m in self.members.values()
         ]
 
-    def _synced(self, member: _Member) -> SyncReply:
+    def _sync_reply(self, member: _Member) -> SyncReply:
         return SyncReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol_name)
 
     def _respond_to_sync(self, member: _Member, error: ErrorCode) -> None:
         respond, member.respond_to_sync = member.respond_to_sync, None
         if respond is not None:
-            respond(SyncReply(error) if error else self._synced(member))
+            respond(SyncReply(error) if error else self._sync_reply(member))
 
     def _identity_error(self, member_id: str, instance: str | None) -> ErrorCode:
         if instance is not None and self._static.get(instance, member_id) != member_id:

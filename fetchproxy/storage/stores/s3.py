@@ -255,7 +255,7 @@ class S3ObjectStore(ObjectStore):
                     raise too_large(key, length, bytes_max)
                 content = whole(await body.read(), length, operation)
             if ranges is not None and 0 < length <= SMALL_OBJECT.length:
-                ranges.was_needless(key)
+                ranges.note_needless_url_check(key)
             return content
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
@@ -277,7 +277,7 @@ class S3ObjectStore(ObjectStore):
                 length = range_length(response, byte_range, operation)
                 content = whole(await body.read(), length, operation)
             if ranges is not None and length == byte_range.length:
-                ranges.was_needless(key)
+                ranges.note_needless_url_check(key)
             return content
 
     @property

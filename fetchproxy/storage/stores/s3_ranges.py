@@ -395,7 +395,7 @@ class S3RangeReads:
         """The credentials that signed them have been replaced."""
         self._urls.clear()
 
-    def was_needless(self, key: str) -> None:
+    def note_needless_url_check(self, key: str) -> None:
         """Drop the URL and count a refusal: the client's own request got the same part."""
         self._urls.pop(key, None)
         self._needless += 1

@@ -174,7 +174,7 @@ class PartitionDeletion:
         if not cluster_id:
             return
         if self.config.topic_deletion == "keep":  # topics gone by now keep their archive for good
-            noted = await self._noted(cluster_id)
+            noted = await self._note_alive_topics(cluster_id)
             await self._note(cluster_id, noted, ClusterTopics(frozenset(alive)))
             return
         denied: set[UUID] = set()
@@ -254,7 +254,7 @@ class PartitionDeletion:
         self, cluster_id: str, alive: set[UUID], denied: set[UUID], archived: set[UUID]
     ) -> frozenset[UUID]:
         """The topics of `denied` that were deleted one by one, or that an operator gives up."""
-        before = await self._noted(cluster_id)
+        before = await self._note_alive_topics(cluster_id)
         if self.config.topic_deletion == "delete-all":
             before = replace(before, alive=before.alive | denied)
         elif doubt := doubt_of_cluster(before, alive, denied, archived):
@@ -275,7 +275,7 @@ class PartitionDeletion:
             self._kept.add(topic_id)
         return after.gone & denied
 
-    async def _noted(self, cluster_id: str) -> ClusterTopics:
+    async def _note_alive_topics(self, cluster_id: str) -> ClusterTopics:
         raw = await self.objects.get_cluster_topics(cluster_id)
         try:
             return ClusterTopics() if raw is None else decode_cluster_topics(raw)

@@ -88,7 +88,7 @@ def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
             "its configuration cannot be read, so the brokers may delete records before they "
             "are archived"
         )
-    if _tiered(topic_config):
+    if _is_tiered(topic_config):
         return (
             "it has remote.storage.enable=true: its brokers trim the log themselves, and "
             "DeleteRecords would also delete from their remote tier"
@@ -110,7 +110,7 @@ def _topic_retention(topic_config: Mapping[str, str] | None) -> Mapping[str, int
     """The topic's settings by our settings' names, without those that the topic does not set."""
     if topic_config is None:
         return dict.fromkeys(_SETTINGS, UNLIMITED)
-    tier, kafka_prefix = ("remote_log", "") if _tiered(topic_config) else ("local", "local.")
+    tier, kafka_prefix = ("remote_log", "") if _is_tiered(topic_config) else ("local", "local.")
     settings = {
         f"{tier}_retention_{unit}": int(
             topic_config.get(f"{kafka_prefix}retention.{unit}", _AS_THE_WHOLE_LOG)
@@ -120,7 +120,7 @@ def _topic_retention(topic_config: Mapping[str, str] | None) -> Mapping[str, int
     return {name: value for name, value in settings.items() if value != _AS_THE_WHOLE_LOG}
 
 
-def _tiered(topic_config: Mapping[str, str]) -> bool:
+def _is_tiered(topic_config: Mapping[str, str]) -> bool:
     return topic_config.get("remote.storage.enable") == "true"
 
 

@@ -135,7 +135,9 @@ class BatchAccumulator(SegmentAccumulator):
             isolation=IsolationLevel.READ_COMMITTED,
         )
         if fetched.error_code == 0:
-            checked, headers, fault = await asyncio.to_thread(_checked, self.tp, position, fetched)
+            checked, headers, fault = await asyncio.to_thread(
+                _check_batches, self.tp, position, fetched
+            )
             if checked is not fetched and not self._converts:
                 self._converts = True  # logged once
                 log.info("old_message_format_converted", **self.tp.logged, offset=position)
@@ -206,7 +208,7 @@ class BatchAccumulator(SegmentAccumulator):
         return segment
 
 
-def _checked(
+def _check_batches(
     tp: TopicIdPartition, position: int, fetched: FetchedPartition
 ) -> tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]:
     """The batches up to the first damaged one, and what is wrong with that one. `records` has
@@ -227,18 +229,18 @@ def _checked(
             headers.append(header)
     except WireError as error:
         if has_old_format(records, headers[-1].end if headers else 0):
-            return _converted(tp, position, fetched)
+            return _convert_batches(tp, position, fetched)
         offset = headers[-1].last_offset + 1 if headers else position
         message = f"the broker's log is damaged: the batch at or after offset {offset}: {error}"
         return fetched, headers, LogDamaged(f"{tp}: {message}")
     return fetched, headers, None
 
 
-def _converted(
+def _convert_batches(
     tp: TopicIdPartition, position: int, fetched: FetchedPartition
 ) -> tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]:
     records, _, error = converted(memoryview(fetched.records))
-    fetched, headers, fault = _checked(tp, position, replace(fetched, records=records))
+    fetched, headers, fault = _check_batches(tp, position, replace(fetched, records=records))
     if error is not None and fault is None:
         offset = headers[-1].last_offset + 1 if headers else position
         fault = log_damage(tp, offset, error)

@@ -248,7 +248,7 @@ def take_segment(
             linked = reading.is_whole and _link(file, rolled.file, path)
             segment = reading.summary.close(path, settled=not linked)
             if not linked:
-                segment = _copied(reading.blocks(), rolled.file, segment, stream_key)
+                segment = _copy_blocks(reading.blocks(), rolled.file, segment, stream_key)
             files = KafkaFiles()
             if not reading.epochs_count:
                 segment = replace(segment, leader_epochs=uncounted(segment.start_offset))
@@ -465,7 +465,7 @@ def _kafka_files(
     return KafkaFiles(offsets, times, snapshot)
 
 
-def _copied(
+def _copy_blocks(
     blocks: Iterable[Buffer], source: Path, segment: AccumulatedSegment, stream_key: bytes | None
 ) -> AccumulatedSegment:
     """Copy the `blocks` of the file `source` to `segment.log`."""
@@ -520,11 +520,11 @@ class LogDirsAccumulator(SegmentAccumulator):
         if gap is not None:
             return gap
         # The request for the log offsets has found the current leader.
-        log_dirs, leader_epoch = await self._of_leader()
+        log_dirs, leader_epoch = await self._leader_log_dirs()
         if not log_dirs:
             return None
         offset = position
-        while rolled := await asyncio.to_thread(self._rolled, log_dirs, offset, log_offsets):
+        while rolled := await asyncio.to_thread(self._find_rolled, log_dirs, offset, log_offsets):
             rolled = replace(rolled, position=position, leader_epoch=leader_epoch)
             try:
                 await self._take(rolled)
@@ -565,7 +565,7 @@ class LogDirsAccumulator(SegmentAccumulator):
             self.spool.size_bytes -= _copied_bytes(segment)
             await asyncio.to_thread(segment.log.unlink, missing_ok=True)
 
-    async def _of_leader(self) -> tuple[list[LogDir], int]:
+    async def _leader_log_dirs(self) -> tuple[list[LogDir], int]:
         """The log directories of the partition's leader, none if it is on another host; its epoch.
         Raises ConfigError if a directory belongs to another cluster, ClusterError.
         """
@@ -580,7 +580,7 @@ class LogDirsAccumulator(SegmentAccumulator):
         leader, leader_epoch = topic.leaders.get(self.tp.partition, (-1, -1))
         return [one for one in self.log_dirs if one.node_id == leader], leader_epoch
 
-    def _rolled(
+    def _find_rolled(
         self, log_dirs: Sequence[LogDir], position: int, log_offsets: LogOffsets
     ) -> RolledSegment | None:
         """The inactive segment that holds `position`, if it can be copied already."""

@@ -133,7 +133,7 @@ async def _fetch(
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
         named = topics if request.version < _ERROR_OF_GROUP_FROM else ()
         refused = {t["name"]: list(elements(t["partition_indexes"])) for t in named or ()}
-        return {"error_code": error, "topics": _refused(refused, error)}
+        return {"error_code": error, "topics": _refusals(refused, error)}
     by_name: dict[str, list[int]] = {}
     if topics is None:
         async for key, committed in cooperative(list(parts.offsets.of_group(group))):
@@ -152,10 +152,10 @@ async def _fetch(
     readable = [
         {"name": name, "partitions": partitions} for name, partitions in partitions_by_topic.items()
     ]
-    return {"topics": readable + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
+    return {"topics": readable + _refusals(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
 
 
-def _refused(by_name: Mapping[str, list[int]], error: ErrorCode) -> list[dict[str, Any]]:
+def _refusals(by_name: Mapping[str, list[int]], error: ErrorCode) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
