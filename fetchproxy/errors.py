@@ -20,9 +20,9 @@ class FetchProxyError(Exception):
 class RemoteStorageError(FetchProxyError):
     """Storage backends raise this at their edge, never an SDK's own exception.
 
-    `status`: of an HTTP response; 0: there was none. `retry_after_s`: the store asked for this
-    pause before the next request; 0: it did not. `may_be_of_object`: of the one object, if the
-    store gives out others.
+    `status`: the status of the HTTP response; 0: there was none. `retry_after_s`: the store asked
+    for this pause before the next request; 0: it did not. `may_be_of_object`: of the one object, if
+    the store gives out others.
     """
 
     status = 0

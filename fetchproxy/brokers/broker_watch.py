@@ -18,7 +18,8 @@ from fetchproxy.observability.metrics import BROKERS_KNOWN, BROKERS_REACHABLE
 
 # With the default of cluster.request_max_ms, a silent broker is noticed within 15 s.
 _LOOK_INTERVAL_S = 2.0
-# Brokers that refuse credentials are asked less often: each refusal counts, and costs them a delay.
+# Brokers that refuse credentials are asked less often: they count each refusal and delay its
+# response.
 REFUSED_INTERVAL_S = 60.0
 # A broker that the cluster has not named for this long was taken out of the cluster.
 BROKER_FORGOTTEN_AFTER_S = 3_600.0

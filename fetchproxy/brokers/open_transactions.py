@@ -17,7 +17,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """`start_offset`: of its first record in the partition."""
+    """`start_offset`: the offset of its first record in the partition."""
 
     producer_id: int
     start_offset: int
@@ -80,7 +80,7 @@ def ended_by(tp: TopicIdPartition, oldest: OpenTransaction | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FirstBatch:
-    """`timestamp_ms`: of its first record, or its append time."""
+    """`timestamp_ms`: the timestamp of its first record, or its append time."""
 
     timestamp_ms: int
     bytes_per_offset: float

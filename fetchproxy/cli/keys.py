@@ -116,7 +116,7 @@ async def _rewrap(config: Config, topic: str | None, dry_run: bool) -> RewrapRep
 
 
 async def _look_at_copy(config: Config, url: str, key: str, topic: str | None) -> CopyReport:
-    """`key`: of the object that notes the copy."""
+    """`key`: the key of the object that notes the copy."""
     copy = CopyReport(url, key)
     try:
         async with open_store(url, config.store) as storage:
@@ -128,7 +128,7 @@ async def _look_at_copy(config: Config, url: str, key: str, topic: str | None) -
 
 @dataclass(slots=True)
 class CopyReport:
-    """`note_key`: of the object that notes the copy. `unread`: why it could not be read."""
+    """`note_key`: the key of the object that notes the copy. `unread`: why it could not be read."""
 
     url: str
     note_key: str

@@ -58,8 +58,9 @@ _Parquet = Annotated[
 class SegmentRow(TypedDict):
     """`last_offset` is inclusive; `topic_id` is in the form that Kafka's tools print.
 
-    `log_start_offset`: of the partition. Records below it are deleted and not served.
-    `put_aside`: `fetchproxy resolve` has hidden the segment: another log counts. Not served either.
+    `log_start_offset`: the partition's log start offset. Records below it are deleted and not
+    served. `put_aside`: `fetchproxy resolve` has hidden the segment: another log counts. Not served
+    either.
     """
 
     topic: str

@@ -129,7 +129,7 @@ def memory_parts(config: Config) -> dict[str, int]:
 
 
 def within_ceiling(config: Config, chosen_keys: Collection[str]) -> Config:
-    """`config` with its budgets below `process.memory_bytes_max`; `chosen_keys` keys stay as they
+    """`config` with its budgets below `process.memory_bytes_max`; `chosen_keys` stay as they
     are.
 
     Raises ConfigError, with the size of every part, if that is not possible.

@@ -128,7 +128,7 @@ def record_view(record: Record, masked_names: frozenset[str], as_hex: bool) -> d
 
 def field_view(content: bytes, masked_names: frozenset[str], as_hex: bool) -> dict[str, Any]:
     """`bytes`: the whole size. `text`, `hex` or `hidden` (why nothing is shown), and `cut` if more
-    follows. With `masked_names` names, only JSON is shown, because nothing else tells its fields.
+    follows. With `masked_names`, only JSON is shown, because nothing else names its fields.
     """
     about: dict[str, Any] = {"bytes": len(content)}
     if masked_names:

@@ -361,8 +361,8 @@ class StatusCollector:
     async def _refresh(
         self, tps: Sequence[TopicIdPartition], not_older_than: float, unlisted: Unlisted
     ) -> None:
-        """`tps`: of one topic. For many partitions, one listing is cheaper than one for each. One
-        whose folder alone cannot be listed gets into `unlisted`, by name.
+        """`tps`: of one topic. For many partitions, one listing is cheaper than one for each. A
+        topic whose folder alone cannot be listed is put into `unlisted`, by name.
         """
         if len(tps) > PARTITIONS_ALONE_MAX:
             try:

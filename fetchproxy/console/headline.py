@@ -34,9 +34,9 @@ _HERE = frozenset((
 
 
 class _Words(NamedTuple):
-    """`says`: with `{who}` for what the condition is about. `readers`: what they feel.
-    `rests`: whether records are not archived while it lasts. `until`: what ends it, or what happens
-    at the condition's time (`{at}`) if that is not a loss.
+    """`says`: what is wrong; `{who}` stands for what the condition is about. `readers`: what they
+    feel. `rests`: whether records are not archived while it lasts. `until`: what ends it, or what
+    happens at the condition's time (`{at}`) if that is not a loss.
     """
 
     says: str

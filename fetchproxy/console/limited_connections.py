@@ -31,8 +31,8 @@ _PROBE = b"GET /healthz "
 
 
 def gives_way(hosts: Sequence[str], newcomer: str) -> int | None:
-    """Which request under way is closed for one from the address `newcomer`. `hosts`: the clients'
-    addresses, the oldest request first. None: the newcomer is refused.
+    """The request that is closed to make place for a request from the address `newcomer`. `hosts`:
+    the clients' addresses, the oldest request first. None: the newcomer is refused.
 
     An address with many gives way to one with few, so that one client cannot take all places. A
     newcomer from this machine always gets in.

@@ -118,8 +118,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class ArchiverStatus:
-    """The archiver of this process. `leadership`: sole, group or log-dirs. `members`: of its group;
-    None: not known. `refused`: topics that match the pattern and are not archived, with the reason.
+    """The archiver of this process. `leadership`: sole, group or log-dirs. `members`: the members
+    of its group; None: not known. `refused`: topics that match the pattern and are not archived,
+    with the reason.
     """
 
     leadership: str

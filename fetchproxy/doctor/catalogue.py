@@ -1,6 +1,6 @@
 """All checks as data: id, severity, what holds if it passes, what to do, and why it matters.
 
-The code that looks, the output and docs/operate/doctor.md take their words from here. An id is
+The checks, their output and docs/operate/doctor.md take their words from here. An id is
 never given to another check, because scripts name it. `{words}` in a remedy are filled in by the
 check that fails.
 """

@@ -21,7 +21,7 @@ class Machine:
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
-    """`root`: where /proc and /sys are mounted. Blocks."""
+    """`root`: the folder below which /proc and /sys are mounted. Blocks."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # `serve` raises the soft limit to it
     limits = sorted(_memory_limits(root))
     memory_bytes, name = limits[0] if limits else (None, "")

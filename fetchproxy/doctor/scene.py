@@ -168,7 +168,7 @@ Look = Callable[[Scene], Awaitable[Passed | Sequence[Finding]]]
 
 async def from_brokers(call: Awaitable[T]) -> T:
     """The result of a request to the brokers, for checks about something else than the brokers.
-    Raises NotChecked while these do not answer, since checks of their own say so.
+    Raises NotChecked while the brokers do not answer, since other checks report that.
     """
     try:
         return await call

@@ -114,7 +114,7 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
 
 
 class BackfillRange(NamedTuple):
-    """`first`: first offset. `end`: exclusive end offset. `topic_id`: as text."""
+    """`first`: first offset. `end`: exclusive end offset. `topic_id`: the topic's id as text."""
 
     topic: str
     topic_id: str

@@ -72,7 +72,8 @@ _REMEDIES = {
 class PartitionTask(NamedTuple):
     """The whole requested span of a partition, including records that may be copied already.
 
-    `target_id`: of the topic that is written to, as text; empty: its brokers have no topic ids.
+    `target_id`: the id of the topic that is written to, as text; empty: its brokers have no topic
+    ids.
     """
 
     task: ReadTask
@@ -487,7 +488,7 @@ def _recreated_message(topic: str) -> str:
 
 
 def _why_target_changed(target: TopicTarget, target_id: str) -> str | None:
-    """What has become of the target since the plan. None: it is there, or no broker answers."""
+    """Why the plan's target is gone. None: it is there, or no broker answers."""
     try:
         info = in_loop(_topic(Config(cluster=target.cluster), target.topic))
     except ClusterError as error:

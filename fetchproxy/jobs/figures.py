@@ -261,7 +261,7 @@ async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadat
 
 
 def forecast(segments: Sequence[SegmentFigures], retention: Retention, now_ms: int) -> Forecast:
-    """The forecast of one partition. `segments`: in offset order."""
+    """The forecast of one partition. `segments`: its segments in offset order."""
     since_ms = min((segment.newest_ms for segment in segments), default=now_ms)
     days = min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
     deletion = _next_deletion_ms(segments, retention)

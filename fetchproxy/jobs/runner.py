@@ -90,8 +90,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[R]):
-    """`results`: of the items that succeeded, in their order. `frame`: the same results as a
-    DataFrame with the job's schema, if it has one.
+    """`results`: the results of the items that succeeded, in the order of the items. `frame`: the
+    same results as a DataFrame with the job's schema, if it has one.
     """
 
     results: tuple[R, ...]
@@ -328,7 +328,7 @@ class _Doing(Generic[T, R]):
         ]
 
     def replace(self, numbers: Sequence[int], again: _Doing[T, R]) -> None:
-        """Take the outcomes of the second try; `numbers`: of its items here."""
+        """Take the outcomes of the second try; `numbers`: the numbers that its items have here."""
         for place, number in enumerate(numbers):
             self._outcomes[number] = again._outcomes[place]
             self.sizes[number] = again.sizes[place]

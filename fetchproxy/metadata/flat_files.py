@@ -337,7 +337,7 @@ class SegmentMetadataCache:
     ) -> None:
         """Record durably that the files, already synced, have all events below `offsets`.
 
-        Removes the files of `deleted_tps` partitions afterwards. Raises OSError.
+        Removes the files of `deleted_tps` afterwards. Raises OSError.
         """
         gone_paths = {self._path(tp) for tp in deleted_tps}
         files = sum(1 for _, path in self._files() if path not in gone_paths)

@@ -522,7 +522,7 @@ def of_object(
     *,
     retriable: bool = False,
 ) -> Condition:
-    """`offset`: in the log. `byte_position`: in the object."""
+    """`offset`: an offset in the log. `byte_position`: a position in the object."""
     place = str(tp), tp.topic, tp.partition, offset, None
     return Condition(kind, what, *place, "", None, None, object_key, byte_position, retriable)
 

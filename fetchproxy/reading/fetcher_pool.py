@@ -73,7 +73,7 @@ class Load:
     `key`: makes the load single-flight. `attempt`: one try. `size_bytes`: reserved for each try.
     `on_corrupt`: called once if the stored bytes are wrong, before the load is done. `nearby`:
     called first, without a place among the reads of the store; returns None if it has no chunk.
-    `opening`: of a packed segment, before its bytes are read.
+    `opening`: opens a packed segment before its bytes are read.
     `chunk`: the loaded chunk, for the waiting callers, because the cache may have evicted it.
     """
 

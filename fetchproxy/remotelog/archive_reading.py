@@ -420,7 +420,7 @@ def tasks_of(options: SourceOptions, selections: Iterable[Selection]) -> list[Re
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """`ids`: by topic; a topic may lack its id."""
+    """`ids`: topic ids by topic; a topic may lack its id."""
 
     ends: Ends
     ids: Mapping[str, str]
@@ -569,7 +569,7 @@ class FollowedArchive:
         return again
 
     def _truncated_to(self, place: ArchiveLocation, offset: int) -> int | None:
-        """The archive's end, if it lies below `offset`, which was read up to. Raises DataLoss.
+        """The archive's end, if it lies below `offset`, up to which was read. Raises DataLoss.
 
         Metadata that cannot be read, or files that are older than the store, prove nothing.
         """

@@ -1,6 +1,6 @@
 """Fair turns between clients, and limits on bytes. It reads no clock.
 
-The client goes next that has then been served the fewest bytes (self-clocked fair queueing,
+Next comes the client that will have been served the fewest bytes (self-clocked fair queueing,
 Golestani 1994). With reads of equal size this is round robin; with other reads it is round robin by
 bytes. The reads of one client go in the order in which it asked. While several clients wait, none
 is more than one read ahead of another, however many reads each has asked for. So a client with a
@@ -115,7 +115,7 @@ class FairQueue(Generic[T]):
 
 class FairTurns:
     """Work of which at most `at_once` goes on at a time. Who waits for a turn and is cancelled
-    leaves the queue. `waiters`: of which a client waits for many, in the words of a condition.
+    leaves the queue. `waiters`: what a client has waiting, as a condition names it.
     """
 
     def __init__(self, at_once: int, waiters: str = "turns") -> None:
@@ -134,8 +134,8 @@ class FairTurns:
     async def turn(
         self, client: Hashable, cost: int = 1, name: Hashable = None
     ) -> AsyncIterator[None]:
-        """`cost`: of this turn, above 0. Clients that wait get turns of about the same cost.
-        `name`: for `join`; of one turn at a time.
+        """`cost`: the cost of this turn, above 0. Clients that wait get turns of about the same
+        cost. `name`: for `join`; of one turn at a time.
         """
         loop = asyncio.get_running_loop()
         granted = loop.create_future()

@@ -10,7 +10,7 @@ log = structlog.get_logger(__name__)
 
 _FILES_A_CLIENT = 2  # its own connection, and the one to its broker
 # What stays open for all else, while clients take what they get: requests to the store and brokers,
-# the console, the spool. Of a low limit, half.
+# the console, the spool. If the limit is low, they get half of it.
 _FILES_OF_OUR_OWN = 768
 
 

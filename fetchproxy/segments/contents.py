@@ -244,7 +244,7 @@ class SegmentSummary:
     def add(self, records: Buffer, header: BatchHeader, leader_epoch: int = -1) -> None:
         """Adds the next batch, which lies in `records`. `add_bytes` counts its bytes.
 
-        `leader_epoch`: of the leader that it was read from; -1: not known.
+        `leader_epoch`: the epoch of the leader that it was read from; -1: not known.
         """
         try:
             self._index.add(header)

@@ -219,7 +219,7 @@ def segment_key(
 
 
 def log_start_key(prefix: str, tp: TopicIdPartition, offset: int, after_epoch: int = -1) -> str:
-    """`after_epoch`: of the log start's history (`model.LogHistory`)."""
+    """`after_epoch`: the epoch after which the log start's history begins (`model.LogHistory`)."""
     history = "" if after_epoch < 0 else f".after-epoch-{after_epoch}"
     return f"{partition_folder(prefix, tp)}{_offset_text(offset)}{history}{_LOG_START_SUFFIX}"
 

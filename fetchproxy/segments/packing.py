@@ -125,7 +125,7 @@ class CopyDescription:
 
     @classmethod
     def of(cls, metadata: RemoteLogSegmentMetadata) -> CopyDescription:
-        """`metadata`: of the copy."""
+        """`metadata`: the metadata of the copy."""
         return cls(**{name: _as_copied(metadata, name) for name in _DESCRIBED})
 
     def digest(self, topic: str) -> str:
@@ -300,7 +300,9 @@ class _Unpacking:
     def unpack(
         self, number: int, block: memoryview, length: int, low: int, target: memoryview
     ) -> None:
-        """Fills `target` with the block's bytes from `low` on. `length`: of the whole block."""
+        """Fills `target` with the block's bytes from `low` on. `length`: the length of the whole
+        block.
+        """
         codec, body = block[0], block[1 : -self._check_bytes]
         if codec not in (_AS_IT_IS, _ZSTD):
             raise CorruptSegment(f"codec {codec} is not known")

@@ -441,7 +441,8 @@ def walk_entries(entries: bytes, where: str) -> Iterator[Entry]:
 
 
 def compact(entries: bytes, tp: TopicIdPartition, where: str) -> bytes:
-    """The entries that still count: the last of each segment, by start offset, and the like.
+    """The entries that still count: the last entry of each segment, by start offset, and likewise
+    of the rest.
 
     A deleted segment leaves no entry, and a deleted partition none at all. Finished segments come
     last. Raises CorruptSegment as `walk_entries`, NewerMetadataVersion.

@@ -142,7 +142,7 @@ def _numbers(lines: list[str], i: int, count: int) -> list[int]:
 
 
 def offset_index_fault(raw: bytes, base_offset: int, end_offset: int, size_bytes: int) -> str:
-    """The fault of a segment's offset index; empty: none. `size_bytes`: of the segment.
+    """The fault of a segment's offset index; empty: none. `size_bytes`: the size of the segment.
 
     Offset index: 8-byte entries (int32 offset - base offset, int32 position of the batch in the
     log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer

@@ -267,7 +267,7 @@ def host_of(address: str) -> str:
 
 class ClientRates:
     """`bytes_per_s_max`: `remote_fetch.client_bytes_per_s_max`, asked at each response; 0: no
-    limit. `clock`: in s.
+    limit. `clock`: the time in s.
     """
 
     def __init__(self, bytes_per_s_max: Callable[[], int], clock: Callable[[], float]) -> None:

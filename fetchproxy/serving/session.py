@@ -75,7 +75,7 @@ class SessionOwner(Protocol):
     tells_reached: bool
 
     def advertised(self, address_reached: str) -> Address:
-        """The address advertised to a client that has reached us at the address `address_reached`."""
+        """The address advertised to a client that has reached us at `address_reached`."""
 
     def too_large(self, limit: str, message: str) -> None:
         """A message was refused by its size. `message` describes it; `limit` is the name of

@@ -176,7 +176,7 @@ class ArchiveObjects:
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:
-        """`key`: as listed. Raises ObjectNotFound if deleted since; DamagedObject."""
+        """`key`: a key from a listing. Raises ObjectNotFound if deleted since; DamagedObject."""
         return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
     @measured
@@ -198,7 +198,9 @@ class ArchiveObjects:
     async def put_log_start_offset(
         self, tp: TopicIdPartition, offset: int, content: bytes, after_epoch: int = -1
     ) -> None:
-        """Only the key counts; `content` is for people. Lower log start offsets stay stored."""
+        """Only the key counts; `content` is for people. Lower log start offsets that are stored
+        stay there.
+        """
         await self._identity.check_to_put()
         await self._store.put(keys.log_start_key(self._prefix, tp, offset, after_epoch), content)
 

@@ -53,7 +53,8 @@ class AttachedTopic:
 @dataclass(frozen=True, slots=True)
 class _Mount:
     """`topic_id`: the id in the other archive. `here`, `there`: the topic's folders. `hidden`: the
-    key of an object that is not shown. `description_here`, `description_there`: of its description.
+    key of an object that is not shown. `description_here`, `description_there`: the keys of its
+    description.
     """
 
     attached: AttachedTopic

@@ -347,7 +347,7 @@ class PackedLogs:
             await self.opened(segment)
 
     async def unlock(self, segment: AnySegment, client: Hashable, name: Hashable) -> None:
-        """See `SegmentOpening`. `name`: of the turn, for `join`."""
+        """See `SegmentOpening`. `name`: the name of the turn, for `join`."""
         packing, keys = self._locked.get(segment.segment_id.id.int), self._at_rest.keys
         if packing is None or packing.key is None or self.is_open(segment):
             return

@@ -142,7 +142,8 @@ class RemoteStorageManager:
     async def get_listed_index(
         self, objects: Mapping[SegmentFile, StoredObject]
     ) -> tuple[bytes, int]:
-        """The content of the segment's INDEX, and its log's size in bytes. `objects`: as listed.
+        """The content of the segment's INDEX, and its log's size in bytes. `objects`: the segment's
+        objects from a listing.
 
         Raises ObjectNotFound if deleted since; DamagedObject.
         """

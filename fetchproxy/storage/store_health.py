@@ -322,7 +322,7 @@ class OperationHealth:
         self._budget.begins(clock())
 
     def refused(self, error: RemoteStorageError, name: Hashable = None) -> None:
-        """A try has failed. `name`: of the object, if the store may limit that alone."""
+        """A try has failed. `name`: the object, if the store may limit it alone."""
         if isinstance(error, StorageThrottled):
             now = asyncio.get_running_loop().time()
             self._budget.refused(now, object() if name is None else name)

@@ -174,7 +174,7 @@ class WatchedObjectStore(WrappedObjectStore):
         call: Callable[[], Awaitable[T]],
         on_failure: Callable[[RemoteStorageError], object],
     ) -> T:
-        """`kind`: as what each try counts; None: as nothing."""
+        """`kind`: the kind of request as which each try counts; None: it does not count."""
         attempt_times: list[float] = []
 
         async def one() -> T:

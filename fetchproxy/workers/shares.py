@@ -15,7 +15,7 @@ ARCHIVES = 0  # the number of the worker with the archiver
 
 
 def config_of_worker(config: Config, number: int, port: int) -> Config:
-    """`port`: of `gateway.listen`, where 0 may stand."""
+    """`port`: the port in use, as `gateway.listen` may say 0."""
     count = config.process.workers
     shared: dict[str, dict[str, object]] = {
         "gateway": {

@@ -184,7 +184,7 @@ def offsets_in_words(tp: TopicIdPartition, not_held: NotHeld) -> list[Condition]
 
 
 def mirror_in_words(url: str) -> Condition:
-    """`url`: of a place that is marked as a mirror."""
+    """`url`: a place that is marked as a mirror."""
     message = f"a mirror is at {url}: it has what `fetchproxy mirror` has copied so far"
     return Condition(Kind.MIRROR_READ, message)
 
@@ -217,7 +217,9 @@ def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> l
 def with_published_conditions(
     conditions: Iterable[Condition], published: Iterable[Condition], topic: str | None
 ) -> tuple[Condition, ...]:
-    """`published`: the archivers' conditions. `topic`: of it alone; None: all."""
+    """`published`: the archivers' conditions. `topic`: the conditions of this topic alone; None:
+    all.
+    """
     return in_order([*conditions, *(one for one in published if topic in (None, one.topic))])
 
 

@@ -37,7 +37,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeadershipState:
-    """For status and console. `members`: of the group. None: only the group's leader knows it."""
+    """For status and console. `members`: the members of the group. None: only the group's leader
+    knows it.
+    """
 
     kind: str
     state: str

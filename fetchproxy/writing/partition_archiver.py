@@ -442,7 +442,7 @@ class ManagedPartition:
         self, topic_config: Mapping[str, str] | None, log_offsets: LogOffsets | None
     ) -> PartitionArchiveStatus:
         """The status. The range is from step 3; a leader's end includes its own copies since.
-        `log_offsets`: of the brokers' log, read independently of the turns.
+        `log_offsets`: the offsets of the brokers' log, read independently of the turns.
         """
         retention_used, deleted_in_ms = self.watch.margin(self.tp)
         archiver_status, view = self.archiver.status(), self.view

@@ -154,8 +154,8 @@ def _share(used: int | None, limit: int | None) -> float | None:
 
 
 class PartitionWatch:
-    """Reports copies that hang and records that near the brokers' retention. `accumulated`: the
-    offset from which on some archiver accumulates a partition. None: not asked.
+    """Reports copies that hang, and unarchived records that the brokers will soon delete.
+    `accumulated`: the offset from which on some archiver accumulates a partition. None: not asked.
     """
 
     def __init__(

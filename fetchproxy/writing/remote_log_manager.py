@@ -74,7 +74,7 @@ log = structlog.get_logger(__name__)
 def open_source(
     config: ArchiveConfig, cluster: Cluster, limits: WritingLimits, log_dirs: Sequence[LogDir]
 ) -> Callable[[TopicIdPartition, Spool], SegmentAccumulator]:
-    """Starts nothing. `log_dirs`: from `open_log_dirs`."""
+    """Starts nothing. `log_dirs`: the result of `open_log_dirs`."""
     pace = CopyPace(lambda: config.copy_bytes_per_s_max)
     if log_dirs:
         return partial(LogDirsAccumulator, cluster=cluster, pace=pace, log_dirs=log_dirs)

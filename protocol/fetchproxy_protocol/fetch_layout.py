@@ -26,7 +26,7 @@ NODE_ENDPOINTS_FROM = 16
 
 
 class FixedField(NamedTuple):
-    """`code`: of the module `struct`. `since`: the first version with the field."""
+    """`code`: its format in the module `struct`. `since`: the first version with the field."""
 
     name: str
     code: str

@@ -204,7 +204,7 @@ class FetchResponseScan:
     def feed(self, view: memoryview) -> list[Buffer]:
         """Takes bytes and returns the bytes that may leave. `view` is writable and may be returned.
 
-        Takes at most `left` bytes; the caller cuts. Raises WireError; the connection is then lost,
+        Takes at most `left` bytes: the caller cuts. Raises WireError; the connection is then lost,
         because part of the response may have left already.
         """
         pieces = self._take(view)

@@ -66,7 +66,7 @@ class _RequestCursor(Cursor):
 
 
 class _Writing(bytearray):
-    """Bytes written so far. `elements`: of arrays, among them."""
+    """Bytes written so far. `elements`: how many elements of arrays they have."""
 
     elements = 0
 

@@ -1,7 +1,7 @@
 """Metadata for the proxy's own use: the request's body, and a response.
 
 A response may name 10,000 partitions, so both are processed step by step, and the caller may let
-other tasks run between steps. Answers to clients are not read here: see `addresses`.
+other tasks run between steps. Responses to clients are not read here: see `addresses`.
 """
 
 from __future__ import annotations

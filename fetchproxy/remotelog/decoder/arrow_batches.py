@@ -208,7 +208,7 @@ class _ValuesMemory:
 
 
 class Room(NamedTuple):
-    """What buffers have room for. `all_bytes`: of keys, values, headers and the rows' others."""
+    """What buffers have room for. `all_bytes`: keys, values, headers and all else."""
 
     rows_max: int
     all_bytes: int

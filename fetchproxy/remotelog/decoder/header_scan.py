@@ -48,7 +48,9 @@ def compiled(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class ScannedHeaders:
-    """`table`: int64, one row a batch. `fault`: of the bytes at `end`; WHOLE: there is none."""
+    """`table`: int64, one row a batch. `fault`: what is wrong with the bytes at `end`; WHOLE:
+    nothing.
+    """
 
     data: Any
     table: Any  # numpy.ndarray

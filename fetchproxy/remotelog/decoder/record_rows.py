@@ -359,8 +359,8 @@ def fill_rows(
     """Writes as many rows of `batches` as fit into `to` and `room`; starts at and moves `cursor`.
 
     `batches`: rows of a ScannedHeaders' table. `limits`: RowLimits. `row_bytes`: bytes of a row
-    besides its key, value and headers. `room`: in bytes. `exact`: headers' keys as their bytes,
-    and timestamps in ms. `to`: Buffers.
+    besides its key, value and headers. `room`: the free bytes. `exact`: headers' keys as their
+    bytes, and timestamps in ms. `to`: Buffers.
 
     Returns (rows, bytes of the next record if it did not fit, fault). At a fault the cursor is in
     the faulty batch.
@@ -427,7 +427,7 @@ def sizes_of_next(data: Any, batches: Any, cursor: Any, exact: bool) -> Any:
 
 @compiled
 def fault_in(data: Any, batch: Any, offset_from: int, offset_end: int, headers: bool) -> Any:
-    """The fault of a batch's records. `headers`: of the headers of these offsets, too."""
+    """The fault of a batch's records. `headers`: whether to check the records' headers, too."""
     base = np.int64(data.ctypes.data)
     position, end = base + batch[START], base + batch[END]
     for _ in range(batch[COUNT]):

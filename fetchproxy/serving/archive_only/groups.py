@@ -137,7 +137,7 @@ class _Member:
         return next((data for name, data in self.request.protocols if name == protocol_name), b"")
 
 
-# One group of the classic protocol as a state machine: requests and times in, answers out. Pure.
+# One group of the classic protocol as a state machine: requests and times in, responses out. Pure.
 #
 #     EMPTY ─join─► PREPARING_REBALANCE ─all joined─► COMPLETING_REBALANCE ─leader's sync─► STABLE
 #

@@ -158,7 +158,7 @@ class Request:
 
 
 class RequestRefused(Exception):
-    """The request has no response that its client would read: close. `hint`: for the log."""
+    """The request has no response that its client would read: close. `hint`: a hint for the log."""
 
     def __init__(self, head: RequestHead, hint: str) -> None:
         super().__init__(head, hint)

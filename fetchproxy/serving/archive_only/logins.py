@@ -489,11 +489,12 @@ class Login:
     listen, so PLAIN may be used. `name`: the name that the client gives.
 
     Logins by SASL: a connection has one attempt, as with a broker. Attempts with one user's name
-    from one address are judged one after the other, and after failures only after a pause: rejected
-    clients without a pause come again twenty times a second. Many clients may share the address of
-    a load balancer, so wrong passwords for one name delay no other name there; and clients with the
-    same name take turns by their ids. The names of an address share a second, higher rate, in turn,
-    because a guesser may use many names. Names of users and other names are treated alike.
+    from one address are judged one after the other, and after failures only after a pause.
+    Otherwise a rejected client tries again twenty times a second. Many clients may share the
+    address of a load balancer, so wrong passwords for one name delay no other name there; and
+    clients with the same name take turns by their ids. The names of an address share a second,
+    higher rate, in turn, because a guesser may use many names. Names of users and other names are
+    treated alike.
     """
 
     _logins: Logins

@@ -1,10 +1,10 @@
 """The table of APIs: which module answers each. Also the APIs that are not about the archive's
 content: versions, logins, and refused writes. A new API must be added here.
 
-ApiVersions advertises exactly the APIs that are answered here (KIP-35, KIP-511). Among them are
-those that change something: a client that wants to learns the reason why this node cannot, instead
-of "the broker does not support this" (`apis.administration`). A client that means another cluster
-or node is told to bootstrap again, as by a broker (KIP-1242).
+ApiVersions advertises exactly the APIs that are answered here (KIP-35, KIP-511). Requests that
+change something are among them: their client learns why this node cannot, instead of "the broker
+does not support this" (`apis.administration`). A client that means another cluster or node is told
+to bootstrap again, as by a broker (KIP-1242).
 
 SaslHandshake v0 is answered with error 35, as by the gateway: tokens without a header would follow.
 Sessions do not expire (KIP-368): no client has to log in again on a connection.

@@ -417,7 +417,7 @@ def archive_start(view: PartitionView) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Topic:
-    """`starts`: by partition, each with the view that it was found in."""
+    """`starts`: the archive's start by partition, each with the view that it was found in."""
 
     leaders: Mapping[int, tuple[int, int]]
     tps: dict[int, TopicIdPartition] = field(default_factory=dict)

@@ -226,7 +226,7 @@ class Fetches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What all sessions of the relay share. `clients_use_sasl`: brokers require SASL of clients."""
+    """What all its sessions share. `clients_use_sasl`: brokers require SASL of clients."""
 
     archive: ServedArchive
     admission: Admission

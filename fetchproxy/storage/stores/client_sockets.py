@@ -29,7 +29,7 @@ class ClientSockets:
         self._made: WeakSet[socket.socket] = WeakSet()
 
     def new(self, address: tuple[Any, ...]) -> socket.socket:
-        """aiohttp's `socket_factory`. `address`: from getaddrinfo."""
+        """aiohttp's `socket_factory`. `address`: an entry of getaddrinfo's result."""
         family, kind, protocol, *_ = address
         new_socket = socket.socket(family, kind, protocol)
         if hasattr(socket, "TCP_USER_TIMEOUT"):

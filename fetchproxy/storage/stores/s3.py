@@ -130,7 +130,7 @@ def _fields(element: ElementTree.Element) -> dict[str, str]:
 
 def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, bool, str]:
     """(endpoint, whether its host name contains the bucket, region) of a server. `signed_url`:
-    presigned for the key `k`. `region`: as the client names it.
+    presigned for the key `k`. `region`: the region as the client names it.
     """
     parts = urlsplit(signed_url)
     virtual = parts.path == "/k"

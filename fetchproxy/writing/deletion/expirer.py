@@ -78,8 +78,9 @@ STEP_SHARE_MAX = 0.5
 # Older ones do not count: their settings are forgotten. A weekly `archive --once` finds its own.
 FORGOTTEN_AFTER_GRACES = 30
 _VERSION = 1
-# Twenty replaced segments need one check of their replacement. Less than `retention_grace_ms`, so
-# segments that were checked before hiding are checked again before deletion.
+# A check counts this long, so that twenty replaced segments need only one check of their
+# replacement. Less than `retention_grace_ms`, so segments that were checked before hiding are
+# checked again before deletion.
 LOOK_LASTS_S = 60.0
 _REMEMBERED_MAX = 10_000
 # The index of a segment of 64 MiB. Parsing a larger one would hold the loop for a noticeable time.

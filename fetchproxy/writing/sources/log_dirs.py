@@ -195,7 +195,7 @@ class RolledSegment:
 
     `position`: the first wanted offset.
     `txn_indexes`: the partition's, by base offset, listed after the LSO was asked for.
-    `leader_epoch`: in which the files' broker leads. -1: not known.
+    `leader_epoch`: the epoch in which the files' broker leads. -1: not known.
     `hole_from`: the leader has no record from here up to the next segment. None: not known.
     """
 

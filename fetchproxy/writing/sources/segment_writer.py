@@ -49,8 +49,9 @@ class SegmentWriter:
         aborted: Iterable[tuple[int, int]],
         leader_epoch: int = -1,
     ) -> None:
-        """`headers`: consecutive batches in `records`. `aborted`: as their fetch reported.
-        `leader_epoch`: of the leader that was fetched from; -1: not known.
+        """`headers`: consecutive batches in `records`. `aborted`: the aborted transactions that
+        their fetch reported. `leader_epoch`: the epoch of the leader that was fetched from; -1: not
+        known.
 
         Raises SpoolFull if the disk has no room for them: the data before stay as they were. Raises
         CorruptSegment if they do not continue the log, OSError from the disk. After either of
