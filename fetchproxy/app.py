@@ -62,8 +62,8 @@ from fetchproxy.serving.archive_only.server import open_archive_only
 from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.gateway.addresses import addresses_in_words
-from fetchproxy.serving.gateway.first_look import FIRST_LOOKS_WAIT_MAX_S
 from fetchproxy.serving.gateway.server import open_gateway
+from fetchproxy.serving.gateway.startup_lookup import FIRST_LOOKS_WAIT_MAX_S
 from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
 from fetchproxy.storage.attached_topics import open_archive

@@ -26,7 +26,7 @@ from fetchproxy.writing.archive_health import (
     metadata_in_words,
     offsets_in_words,
 )
-from fetchproxy.writing.archive_records import uncovered
+from fetchproxy.writing.completeness_records import uncovered
 
 
 @dataclass(eq=False, repr=False)

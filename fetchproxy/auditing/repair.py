@@ -31,7 +31,7 @@ from fetchproxy.storage.packed_logs import PackedLogs
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment
-from fetchproxy.writing.archive_records import read_finished_offsets
+from fetchproxy.writing.completeness_records import read_finished_offsets
 
 # The derived objects of a segment as stored. None: missing.
 Stored = dict[SegmentFile, bytes | None]

@@ -28,7 +28,7 @@ from fetchproxy.runtime.cooperative import a_turn, cooperative
 from fetchproxy.serving.consumer_pacing import ClientStatus, Consumer
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.archive_health import partition_health
-from fetchproxy.writing.archive_records import read_finished_offsets
+from fetchproxy.writing.completeness_records import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
 
 DISPLAYED_CLIENTS_MAX = 50

@@ -21,7 +21,7 @@ from fetchproxy.remotelog.planning_processes import Failing
 from fetchproxy.remotelog.rate_limits import Views
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.stores.retries import each_object_alone
-from fetchproxy.writing.archive_records import uncovered
+from fetchproxy.writing.completeness_records import uncovered
 
 # The spans to write, and the partitions that are left out because some offsets are missing. A
 # partition that is left out does not stop others.

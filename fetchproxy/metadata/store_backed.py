@@ -26,7 +26,7 @@ import structlog
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.metadata.catalogue import PartitionTable
-from fetchproxy.metadata.collected import (
+from fetchproxy.metadata.collected_metadata import (
     NOTHING_COLLECTED,
     Collected,
     CollectedOnce,
@@ -485,7 +485,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         reads_max: int = READS_AT_ONCE_MAX,
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
-        """`collects`: reads and writes the collected metadata of topics (`collected`).
+        """`collects`: reads and writes the collected metadata of topics (`collected_metadata`).
         `plans`: only reads the collected metadata, for partitions that are read for the first time.
         `serves`: for readers who must not skip what a mirror does not have yet.
         `looks_at_ends`: lists only the ends of a long partition (`partition_ends`). Without it

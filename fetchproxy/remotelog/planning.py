@@ -25,7 +25,7 @@ from fetchproxy.writing.archive_health import (
     look_at_offsets,
     missing_offsets,
 )
-from fetchproxy.writing.archive_records import read_finished_offsets
+from fetchproxy.writing.completeness_records import read_finished_offsets
 
 SKIPPED_RECORDS = "with failOnDataLoss=false it is passed over"
 _PARTITIONS_AT_ONCE = 32

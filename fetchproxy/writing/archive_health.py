@@ -13,7 +13,7 @@ from fetchproxy.model import FIRST_HISTORY, TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, of_partition
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import ArchiveObjects
-from fetchproxy.writing.archive_records import read_finished_offsets, uncovered
+from fetchproxy.writing.completeness_records import read_finished_offsets, uncovered
 
 _IN_NO_SEGMENT = "were archived and are in no segment"
 

@@ -32,7 +32,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
 from fetchproxy.segments.contents import AccumulatedSegment, SegmentSummary
 from fetchproxy.segments.leader_epochs import uncounted
-from fetchproxy.writing.archive_records import ArchiveRecords
+from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
@@ -65,7 +65,7 @@ class PartitionArchiver:
     rlmm: RemoteLogMetadataManager
     copier: SegmentCopier
     truncation: LogTruncation
-    records: ArchiveRecords
+    records: CompletenessRecords
     may_go_on: Callable[[], bool] = lambda: True
     on_lost: Callable[[Offsets], None] = lambda offsets: None
     log_start_offset: int | None = None

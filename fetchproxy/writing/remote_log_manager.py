@@ -32,7 +32,7 @@ from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.cooperative import chosen
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage import RemoteStorage
-from fetchproxy.writing.archive_records import ArchiveRecords
+from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -197,7 +197,7 @@ class ArchiverParts:
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
-            records=ArchiveRecords(self._objects, tp),
+            records=CompletenessRecords(self._objects, tp),
             **more,
         )
 

@@ -17,7 +17,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.packed_logs import NO_ENCRYPTION
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
-from fetchproxy.writing.archive_records import ArchiveRecords
+from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.orphans import log_offsets_of
 from fetchproxy.writing.spool import Spool
@@ -109,4 +109,4 @@ async def test_a_record_that_cannot_be_read_now_is_not_replaced_by_one_that_stat
     store, archive = await planted()
     (store.denied,) = [f.key async for f in store.list("") if f.key.endswith("finished-offsets")]
     with pytest.raises(ObjectNotReadable):
-        await ArchiveRecords(archive.storage.objects, TP).read()
+        await CompletenessRecords(archive.storage.objects, TP).read()

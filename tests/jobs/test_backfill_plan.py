@@ -22,7 +22,7 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.planning import OffsetSpan
-from fetchproxy.writing.archive_records import uncovered
+from fetchproxy.writing.completeness_records import uncovered
 
 SETTINGS = {"isolationLevel": "read_committed"}
 ID = str(TP.topic_id)

@@ -17,9 +17,9 @@ from scripted_store import ScriptedStore
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, StorageDenied
-from fetchproxy.metadata import collected as collected_metadata
-from fetchproxy.metadata import collected as collecting
-from fetchproxy.metadata.collected import (
+from fetchproxy.metadata import collected_metadata as collected_metadata
+from fetchproxy.metadata import collected_metadata as collecting
+from fetchproxy.metadata.collected_metadata import (
     COLLECTED_MAGIC,
     CollectedOnce,
     decode_collected,

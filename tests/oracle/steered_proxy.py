@@ -26,7 +26,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.serving.limits import ArchiveOnlyLimits
-from fetchproxy.writing.archive_records import ArchiveRecords
+from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
@@ -94,7 +94,7 @@ class SteeredManager(RemoteLogManager):
                 rlmm=self.rlmm,
                 copier=self.copier,
                 truncation=self.truncation,
-                records=ArchiveRecords(self.storage.objects, tp),
+                records=CompletenessRecords(self.storage.objects, tp),
             )
             self._archivers[tp] = archiver, accumulator
         archiver, accumulator = self._archivers[tp]

@@ -11,7 +11,7 @@ from made_batches import Record, made_batch
 from written_archive import TP, WrittenArchive
 
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
-from fetchproxy.metadata.collected import READ_ALONE_MIN
+from fetchproxy.metadata.collected_metadata import READ_ALONE_MIN
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import REGISTRY

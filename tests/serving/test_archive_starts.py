@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from test_look_ups import ARCHIVED, BROKER_START, EARLIEST, IDS, NEVER, every, gateway, tp_of
 
 from fetchproxy.errors import ClusterUnavailable, StorageUnavailable
-from fetchproxy.serving.gateway import first_look as first_looks
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup
-from fetchproxy.serving.gateway.first_look import look_at_archived_topics
+from fetchproxy.serving.gateway import startup_lookup as first_looks
+from fetchproxy.serving.gateway.startup_lookup import look_at_archived_topics
 
 
 # --- the first archived offset of all partitions ---

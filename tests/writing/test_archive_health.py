@@ -49,7 +49,7 @@ from fetchproxy.observability.health import (
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage import open_store
-from fetchproxy.writing.archive_records import ArchiveRecords
+from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.partition_watch import OPEN_TRANSACTION_MAX_MS, PartitionWatch
 from fetchproxy.writing.published_conditions import PublishedConditions, read_published_conditions
 from fetchproxy.writing.status import BROKER_UNLIMITED
@@ -68,7 +68,7 @@ async def three_segments(recorded: bool = True) -> PlantedArchive:
 async def lost(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive(recorded=False)
     async with StoreBackedRemoteLogMetadataManager(planted.storage, Config().metadata) as rlmm:
-        records = ArchiveRecords(planted.storage.objects, TP)
+        records = CompletenessRecords(planted.storage.objects, TP)
         for base in (0, 10, 30):
             await records.read()
             await records.begin(await rlmm.refresh(TP, asyncio.get_running_loop().time()), base)

@@ -33,7 +33,7 @@ from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.storage.remote_storage import RemoteStorage
-from fetchproxy.writing.archive_records import ArchiveRecords
+from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.log_truncation import LogTruncation
@@ -68,7 +68,7 @@ class World:
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
-            records=ArchiveRecords(self.storage.objects, TP),
+            records=CompletenessRecords(self.storage.objects, TP),
         )
 
     async def served(self) -> list[tuple[int, int]]:

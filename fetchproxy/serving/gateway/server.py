@@ -30,7 +30,6 @@ from fetchproxy.serving.gateway.apis.fetch import FetchHandler
 from fetchproxy.serving.gateway.apis.table import BEHAVIOURS
 from fetchproxy.serving.gateway.broker_link import BrokerLink
 from fetchproxy.serving.gateway.fetch_routing import SharedByFetches
-from fetchproxy.serving.gateway.first_look import look_at_archived_topics
 from fetchproxy.serving.gateway.held_readers import HeldReaders
 from fetchproxy.serving.gateway.served_archive import (
     ArchivedKnowledge,
@@ -39,6 +38,7 @@ from fetchproxy.serving.gateway.served_archive import (
     ServedArchive,
 )
 from fetchproxy.serving.gateway.session import Gateway, GatewaySession
+from fetchproxy.serving.gateway.startup_lookup import look_at_archived_topics
 from fetchproxy.serving.gateway.upstream_dial import UpstreamDial
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession

@@ -28,7 +28,7 @@ from fetchproxy.storage.archive_objects import ArchiveObjects
 log = structlog.get_logger(__name__)
 
 
-class ArchiveRecords:
+class CompletenessRecords:
     """One partition's records, for the archiver that copies it. Raises RemoteStorageError."""
 
     def __init__(self, objects: ArchiveObjects, tp: TopicIdPartition) -> None:

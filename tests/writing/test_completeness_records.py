@@ -8,7 +8,11 @@ from planted_archive import TP, PlantedArchive, batch, gaps_of
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
-from fetchproxy.writing.archive_records import ArchiveRecords, gap_before, read_finished_offsets
+from fetchproxy.writing.completeness_records import (
+    CompletenessRecords,
+    gap_before,
+    read_finished_offsets,
+)
 
 
 async def stated(archive: PlantedArchive) -> FinishedOffsets | None:
@@ -19,7 +23,7 @@ async def gaps(archive: PlantedArchive) -> list[tuple[int, int]]:
     return [gap async for gap in archive.storage.objects.list_archive_gaps(TP)]
 
 
-async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> None:
+async def copy(archive: PlantedArchive, records: CompletenessRecords, start: int) -> None:
     """Copy as the archiver does: record the start, add the segment, record the end."""
     await records.begin(build_view(TP, archive.segments, 0.0), start)
     await records.finished(await archive.add([batch(start, epoch=3)]))
@@ -27,7 +31,7 @@ async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> 
 
 async def test_a_new_partition_is_on_record_from_its_first_offset() -> None:
     archive = PlantedArchive(recorded=False)
-    records = ArchiveRecords(archive.storage.objects, TP)
+    records = CompletenessRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 40)
     assert await stated(archive) == FinishedOffsets(TP, 40, 49, 0)
@@ -43,7 +47,7 @@ async def test_an_archive_of_before_is_on_record_from_its_end() -> None:
     archive = PlantedArchive(recorded=False)
     await archive.add([batch(0), batch(10)])
     await archive.add([batch(30)])
-    records = ArchiveRecords(archive.storage.objects, TP)
+    records = CompletenessRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 45)
     assert await stated(archive) == FinishedOffsets(TP, 40, 54, 0)
@@ -55,7 +59,7 @@ async def test_what_was_finished_and_is_gone_is_not_put_on_record_as_lost() -> N
     await archive.add([batch(0), batch(10)])
     await archive.state(end_offset=59)
     archive.recorded = False
-    records = ArchiveRecords(archive.storage.objects, TP)
+    records = CompletenessRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 80)
     assert await gaps(archive) == [(60, 79)]
@@ -67,7 +71,7 @@ async def test_what_was_finished_and_is_gone_is_not_put_on_record_as_lost() -> N
 async def test_the_end_is_withdrawn_before_a_truncation() -> None:
     archive = PlantedArchive()
     await archive.add([batch(0), batch(10)])
-    await ArchiveRecords(archive.storage.objects, TP).withdraw_end()
+    await CompletenessRecords(archive.storage.objects, TP).withdraw_end()
     offsets_stated = await stated(archive)
     assert offsets_stated is not None
     assert (offsets_stated.recorded_from, offsets_stated.end_offset) == (0, NOT_STATED)
@@ -77,7 +81,7 @@ async def test_the_end_is_withdrawn_before_a_truncation() -> None:
 
 async def test_an_end_that_cannot_be_stated_does_not_fail_the_copy() -> None:
     archive = PlantedArchive(recorded=False)
-    records = ArchiveRecords(archive.storage.objects, TP)
+    records = CompletenessRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 0)
 
@@ -98,7 +102,7 @@ async def test_a_statement_that_cannot_be_read_is_made_anew() -> None:
     await archive.add([batch(0)])
     await archive.storage.objects.put_finished_offsets(TP, b"damaged")
     archive.recorded = False
-    records = ArchiveRecords(archive.storage.objects, TP)
+    records = CompletenessRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 10)
     assert await stated(archive) == FinishedOffsets(TP, 10, 19, 0)
