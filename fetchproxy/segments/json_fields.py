@@ -153,6 +153,18 @@ class JsonFields:
             raise CorruptSegment(f"field {name} is not a list of Kafka Uuids")
         return [value for value in parsed_uuids if value is not None]
 
+    def lists(self, name: str) -> list[list[Any]]:
+        return self._list(name, list, "lists")
+
+    def number(self, name: str) -> float:
+        value = self._field(name)
+        if type(value) not in (int, float):
+            raise CorruptSegment(f"field {name} is not a number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise CorruptSegment(f"field {name} is too large for a number") from None
+
     def objects(self, name: str) -> list[JsonFields]:
         return [JsonFields(entry) for entry in self._typed(name, list, "not a list")]
 

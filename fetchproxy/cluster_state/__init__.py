@@ -1,0 +1,1 @@
+"""What a new cluster needs of the old one besides records: read, kept in the archive, compared."""
