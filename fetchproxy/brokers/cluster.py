@@ -255,11 +255,31 @@ class Cluster:
         """
 
         async def ask(
-            leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
+            connection: BrokerConnection, topics: Mapping[TopicIdPartition, TopicInfo]
         ) -> dict[TopicIdPartition, LeaderEpochEnd | ClusterError]:
-            return await epoch_ends(await self._connections.shared(leader), topics, epochs)
+            return await epoch_ends(connection, topics, epochs)
 
-        await self._leaders.ask(epochs.keys(), ask, tell)
+        await self.ask_leaders(epochs.keys(), ask, tell)
+
+    async def ask_leaders(
+        self,
+        tps: Collection[TopicIdPartition],
+        ask: Callable[
+            [BrokerConnection, Mapping[TopicIdPartition, TopicInfo]],
+            Awaitable[Mapping[TopicIdPartition, T | ClusterError]],
+        ],
+        tell: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
+    ) -> dict[TopicIdPartition, T | ClusterError]:
+        """`ask` each leader about its partitions, all leaders at once, and again after an election.
+        For short requests. `tell`: see `Leaders.ask`. Raises nothing.
+        """
+
+        async def shared(
+            leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
+        ) -> Mapping[TopicIdPartition, T | ClusterError]:
+            return await ask(await self._connections.shared(leader), topics)
+
+        return await self._leaders.ask(tps, shared, tell)
 
     async def fetch(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from fetchproxy_protocol.apis import ErrorCode
 from kafka.protocol.admin import ListGroupsRequest, ListGroupsResponse
@@ -25,6 +25,7 @@ _GROUP = 0  # FindCoordinator's key type
 # The leader of a partition of this topic coordinates its groups, and is the only one to list them.
 _OFFSETS_TOPIC = "__consumer_offsets"
 _LOOKS_MAX = 3  # while coordinators move
+T = TypeVar("T")
 
 
 class GroupOffset(NamedTuple):
@@ -37,15 +38,21 @@ class GroupOffset(NamedTuple):
 
 
 async def committed_offsets(cluster: Cluster) -> list[GroupOffset]:
-    """Of all consumer groups, active ones too. Raises ClusterError, also if the groups of some
-    coordinators cannot be listed now: a cluster in trouble would look like one with fewer groups.
+    """Of all consumer groups, active ones too. Raises ClusterError, see `from_all_coordinators`."""
+    return await from_all_coordinators(cluster, lambda: _listed_offsets(cluster))
+
+
+async def from_all_coordinators(cluster: Cluster, read: Callable[[], Awaitable[T]]) -> T:
+    """`read()` asks each broker for the groups that it coordinates. It is called again if
+    coordinators have moved meanwhile. Raises ClusterError, also if the groups of some coordinators
+    cannot be listed now: a cluster in trouble would look like one with fewer groups.
     """
     before = await _offsets_leaders(cluster)
     for _ in range(_LOOKS_MAX):
-        offsets = await _listed_offsets(cluster)
+        result = await read()
         after = await _offsets_leaders(cluster)
         if after == before:
-            return offsets
+            return result
         before = after
     raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} move again and again: try it later")
 

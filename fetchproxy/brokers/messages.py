@@ -62,7 +62,11 @@ VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.SYNC_GROUP: (3, 5),
     ApiKey.DESCRIBE_ACLS: (1, 3),  # before: no name patterns
     ApiKey.DESCRIBE_CONFIGS: (1, 4),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: (0, 1),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (0, 0),
+    ApiKey.DESCRIBE_CLUSTER: (0, 1),
     ApiKey.DESCRIBE_PRODUCERS: (0, 0),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: (0, 0),
     ApiKey.SASL_HANDSHAKE: (1, 1),  # after version 0, tokens come without a header
     ApiKey.SASL_AUTHENTICATE: (0, 2),
 }

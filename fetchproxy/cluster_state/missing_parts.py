@@ -1,0 +1,109 @@
+"""What of a state could not be read, and how a broker is asked for a part of it.
+
+A broker that refuses a right, or has no such request, makes a hole with a name in the state. Any
+other failure ends the reading: a state of a cluster in trouble would look like a smaller cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from fetchproxy_protocol.apis import ErrorCode
+
+from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.messages import RETRIABLE, body_of
+from fetchproxy.cluster_state.state import MissingPart
+from fetchproxy.errors import ClusterError
+
+T = TypeVar("T")
+
+# Between two requests of one kind, so that thousands of them leave room for clients' requests.
+PAUSE_S = 0.02
+_NAMES_SHOWN_MAX = 3
+_DENIED = (
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+)
+_PASSES = RETRIABLE | {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+}
+
+
+class MissingParts:
+    """The holes of one state, in the order in which they were found."""
+
+    def __init__(self) -> None:
+        self.found: list[MissingPart] = []
+
+    def note(self, what: str, error: ClusterError, right: str = "") -> None:
+        """`right`: what would have to be allowed, if the broker refuses. Raises `error` itself if
+        the same request may succeed later.
+        """
+        code = error.error_code
+        if error.retriable or code is None or code in _PASSES:
+            raise error
+        if code == ErrorCode.UNSUPPORTED_VERSION:
+            self.add(what, "the brokers have no request for this")
+        else:
+            self.add(what, str(error), right if code in _DENIED else "")
+
+    def add(self, what: str, why: str, right: str = "") -> None:
+        part = MissingPart(what, why, right)
+        if part not in self.found:
+            self.found.append(part)
+
+    async def part(self, what: str, right: str, read: Awaitable[T], nothing: T) -> T:
+        """The result of `read`; `nothing` if it is missing. Raises as `note`."""
+        try:
+            return await read
+        except ClusterError as error:
+            self.note(what, error, right)
+            return nothing
+
+
+def rights_in_words(missing: Iterable[MissingPart]) -> str:
+    """Each right that is missing, with what it is for; "" if none is missing."""
+    parts: dict[str, list[str]] = {}
+    for one in missing:
+        if one.right:
+            parts.setdefault(one.right, []).append(one.what)
+    return "; ".join(f"{right} (for {', '.join(what)})" for right, what in parts.items())
+
+
+def in_words(names: Iterable[str]) -> str:
+    """A few of the names, and how many more there are."""
+    every = sorted(names)
+    more = len(every) - _NAMES_SHOWN_MAX
+    return ", ".join(every[:_NAMES_SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")
+
+
+async def respond(connection: BrokerConnection, request: Any, response: Any) -> Any:
+    """As `BrokerConnection.call`, for large responses: they are decoded on a thread."""
+    [decoded] = await respond_all(connection, [request], response)
+    return decoded
+
+
+async def respond_all(
+    connection: BrokerConnection, requests: Iterable[Any], response: Any
+) -> list[Any]:
+    """Sends all `requests` at once, waits for all responses, and pauses. Raises ClusterError."""
+    # `Any`: kafka-python makes its message classes at import time, without types for mypy.
+    every = list(requests)
+    if not every:
+        return []
+    key = every[0].API_KEY
+    version = connection.version_of(key)
+    payloads = await connection.send(
+        key, version, [request.encode(version=version) for request in every]
+    )
+    decode: Callable[[], list[Any]] = lambda: [  # noqa: E731
+        body_of(response, payload, version) for payload in payloads
+    ]
+    decoded = await asyncio.to_thread(decode)
+    await asyncio.sleep(PAUSE_S)
+    return decoded
