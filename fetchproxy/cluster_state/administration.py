@@ -118,7 +118,8 @@ async def read_quotas(cluster: Cluster) -> tuple[QuotaState, ...]:
 
 async def read_scram_users(cluster: Cluster) -> tuple[str, ...]:
     """The names alone: no request gives out their keys. Raises ClusterError."""
-    request = DescribeUserScramCredentialsRequest(users=None)
+    # No users mean all. Without a list, a broker that refuses the request never responds (4.1.1).
+    request = DescribeUserScramCredentialsRequest(users=[])
     response = await cluster.ask_any(
         lambda one: respond(one, request, DescribeUserScramCredentialsResponse)
     )
