@@ -111,6 +111,9 @@ _WORDS: Mapping[str, _Words] = {
     Kind.LOCAL_RETENTION_HELD_UP: _Words(
         "The brokers keep {who} because of a record of the future", _NOTHING
     ),
+    Kind.CLUSTER_STATE_INCOMPLETE: _Words(
+        "A new cluster could not be made as this one is: rights are missing", _NOTHING
+    ),
     Kind.LOCAL_RETENTION_REFUSED: _Words("Local retention does not apply to {who}", _NOTHING),
     Kind.LOG_BEGINS_AGAIN: _Words("The log of {who} begins again", _NOT_YET, rests=True),
     Kind.PARTITION_FAILING: _Words("Archiving fails for {who}", _NOT_YET, rests=True),

@@ -315,6 +315,14 @@ class Kind(StrEnum):
         "run `kafka-delete-records.sh` at a broker, up to the offset in the message, or limit "
         "the brokers' logs by bytes",
     )
+    CLUSTER_STATE_INCOMPLETE = _warning(
+        "cluster_state_incomplete",
+        "the archiver's user may not read all that a new cluster would need besides records, so "
+        "the state of the cluster in the archive lacks it",
+        "grant the rights that the message names to the archiver's user; or do without this state "
+        "and set `archive.cluster_state_interval_ms = 0`",
+        about="",
+    )
     # About this process's own archiver only.
     LOCAL_RETENTION_REFUSED = _error(
         "local_retention_refused",

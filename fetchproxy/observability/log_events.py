@@ -645,12 +645,27 @@ EVENTS: Mapping[str, LogEvent] = dict(
             Kind.STORE_FAILING,
         ),
         _warning(
+            "cluster_state_not_written",
+            "the brokers or the store did not respond, so the state of the cluster in the archive "
+            "is older than `archive.cluster_state_interval_ms`",
+            "none: it is retried; a longer outage is a condition",
+        ),
+        _warning(
+            "cluster_states_not_removed",
+            "older states of the cluster stay in the archive",
+            "none: they harm nothing, and the next write tries it again",
+        ),
+        _warning(
             "topics_not_described",
             "the store or the brokers did not respond, so the descriptions of topics were not "
             "written",
             "none: it is retried; a longer outage is a condition",
         ),
         # --- info ---
+        _info(
+            "cluster_state_written",
+            "the state of the cluster has changed and was written to the archive",
+        ),
         _info(
             "abandoned_positions_not_deleted",
             "the position object of a dead archiver could not be removed yet",

@@ -60,6 +60,8 @@ _COLLECTED_FOLDER = "collected-metadata/"
 _CONDITIONS_FOLDER = "concerns/"
 _TOPICS_FOLDER = "topics/"
 _MIRRORS_FOLDER = "mirrors/"
+_CLUSTER_STATES_FOLDER = "cluster-states/"
+_CLUSTER_STATE = re.compile(r"([0-9]{20})-([A-Za-z0-9_-]*)", re.ASCII)
 _CONDITIONS_KEY = re.compile(r"[a-z_]{1,64}", re.ASCII)
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
@@ -119,6 +121,7 @@ class SegmentFile(StrEnum):
         <prefix>/collected-metadata/<topicId>
         <prefix>/topics/<topicId>
         <prefix>/mirrors/<id of a copy>
+        <prefix>/cluster-states/<20-digit epoch ms>-<cluster id in base64>
         <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a condition>
         <prefix>/concerns/<name of a condition>
 
@@ -140,9 +143,10 @@ class SegmentFile(StrEnum):
     hide records. `past-changed` is written again after each change that is neither a copy at the
     partition's end nor a deletion at its beginning (docs/adr/0082); it sorts behind all segments.
     `mirrors/` has the URL of each copy that `fetchproxy mirror` has made. `topics/` says of each
-    topic how many partitions it has, also of topics without a record. `collected-metadata/` can be
-    deleted at any time. No topic's folder can have these folders' names, as they are shorter than
-    an id.
+    topic how many partitions it has, also of topics without a record. `cluster-states/` has what a
+    new cluster needs of the old one besides records, as it was at that time. `collected-metadata/`
+    can be deleted at any time. No topic's folder can have these folders' names, as they are shorter
+    than an id.
     """
 
     LOG = "log"  # record batches, byte for byte; or packed (`packing`)
@@ -293,7 +297,12 @@ def archive_wide_folders(prefix: str) -> tuple[str, ...]:
 
     The others belong to the place itself: its archivers, its collected metadata, its copies.
     """
-    return f"{prefix}{_CLUSTERS_FOLDER}", topics_folder(prefix), conditions_folder(prefix)
+    return (
+        f"{prefix}{_CLUSTERS_FOLDER}",
+        topics_folder(prefix),
+        conditions_folder(prefix),
+        cluster_states_folder(prefix),
+    )
 
 
 def own_folders(prefix: str) -> tuple[str, ...]:
@@ -301,9 +310,37 @@ def own_folders(prefix: str) -> tuple[str, ...]:
 
 
 def cluster_topics_key(prefix: str, cluster_id: str) -> str:
+    return f"{prefix}{_CLUSTERS_FOLDER}{_cluster_text(cluster_id)}.topics"
+
+
+def _cluster_text(cluster_id: str) -> str:
     """A cluster's id may have any characters, so it is encoded to be one part of a key."""
-    name = urlsafe_b64encode(cluster_id.encode()).decode("ascii").rstrip("=")
-    return f"{prefix}{_CLUSTERS_FOLDER}{name}.topics"
+    return urlsafe_b64encode(cluster_id.encode()).decode("ascii").rstrip("=")
+
+
+def cluster_states_folder(prefix: str) -> str:
+    return f"{prefix}{_CLUSTER_STATES_FOLDER}"
+
+
+def cluster_state_key(prefix: str, cluster_id: str, read_at_ms: int) -> str:
+    """Sorts by time."""
+    name = f"{_offset_text(read_at_ms)}-{_cluster_text(cluster_id)}"
+    return f"{cluster_states_folder(prefix)}{name}"
+
+
+def parse_cluster_state_key(prefix: str, key: str) -> tuple[str, int] | None:
+    """The cluster's id, and the epoch ms of the state."""
+    folder = cluster_states_folder(prefix)
+    found = _CLUSTER_STATE.fullmatch(key[len(folder) :])
+    if not key.startswith(folder) or found is None:
+        return None
+    read_at_ms, text = int(found[1]), found[2]
+    try:
+        cluster_id = urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except ValueError:  # of base64, or of UTF-8
+        return None
+    legal = read_at_ms <= _OFFSET_MAX and _cluster_text(cluster_id) == text
+    return (cluster_id, read_at_ms) if legal else None
 
 
 def topic_cluster_key(prefix: str, topic: str, topic_id: UUID) -> str:

@@ -52,6 +52,15 @@ class ConditionsObject:
     version: str  # changes with the content
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterStateObject:
+    """A kept state of a cluster. `read_at_ms`: epoch ms."""
+
+    read_at_ms: int
+    cluster_id: str
+    key: str
+
+
 class ArchiveObjects:
     """`prefix`: from `object_keys.normal_prefix`. Raises RemoteStorageError and subclasses.
 
@@ -368,6 +377,34 @@ class ArchiveObjects:
         ]
         noted = [(await self._get(key), key) for key in names]
         return [(raw.decode(errors="replace").strip(), key) for raw, key in noted if raw]
+
+    # --- states of the cluster: what a new cluster needs besides records --------------------------
+
+    @measured
+    async def put_cluster_state(self, cluster_id: str, read_at_ms: int, content: bytes) -> bool:
+        """False: another archiver has written a state of the same ms, which stays."""
+        await self._identity.check_to_put()
+        key = keys.cluster_state_key(self._prefix, cluster_id, read_at_ms)
+        return await self._store.put_new(key, content)
+
+    @measured
+    async def list_cluster_states(self) -> list[ClusterStateObject]:
+        """By time, the oldest first."""
+        await self._identity.check()
+        return [
+            ClusterStateObject(parsed[1], parsed[0], stored.key)
+            async for stored in self._store.list(keys.cluster_states_folder(self._prefix))
+            if (parsed := keys.parse_cluster_state_key(self._prefix, stored.key)) is not None
+        ]
+
+    @measured
+    async def get_cluster_state(self, state: ClusterStateObject) -> bytes:
+        """Raises ObjectNotFound if it was removed since; DamagedObject if it is too large."""
+        return await self._store.get(state.key, OBJECT_BYTES_MAX)
+
+    @measured
+    async def delete_cluster_state(self, state: ClusterStateObject) -> None:
+        await self._store.delete(state.key)
 
     # --- records: the offsets that a partition's archive must hold --------------------------------
 

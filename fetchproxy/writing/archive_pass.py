@@ -116,6 +116,8 @@ class ArchivePass(ArchiverParts):
             await self.recorder.record(topics)
         except (ClusterError, RemoteStorageError) as error:  # the next run describes them
             log.warning("topics_not_described", error=str(error))
+        await self.cluster_state.write_once()
+        await self._publish()
         return tps, not_archived
 
     async def archive(self, tps: Iterable[TopicIdPartition]) -> list[NotArchived]:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 import structlog
 
 from fetchproxy.errors import CorruptSegment, DamagedObject, RemoteStorageError
-from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import (
     Condition,
     Health,
@@ -67,12 +66,12 @@ class PublishedConditions:
             self._decided[kind].add(subject)
             self._unpublished.add((kind, subject))
 
-    def forget(self, tp: TopicIdPartition, *kinds: Kind) -> None:
-        """Another archiver, or none, checks the partition from now on."""
+    def forget(self, subject: Subject, *kinds: Kind) -> None:
+        """Another archiver, or none, checks the subject from now on."""
         for kind in kinds:
-            self.health.forget(kind, tp)
-            self._decided[kind].discard(tp)
-            self._unpublished.discard((kind, tp))
+            self.health.forget(kind, subject or "")
+            self._decided[kind].discard(subject)
+            self._unpublished.discard((kind, subject))
 
     def merged(
         self, published: Mapping[ConditionsObject, Condition], now: float

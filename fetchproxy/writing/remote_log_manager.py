@@ -32,6 +32,7 @@ from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.cooperative import chosen
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage import RemoteStorage
+from fetchproxy.writing.cluster_state_writer import ClusterStateWriter
 from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
@@ -153,6 +154,9 @@ class ArchiverParts:
         )
         self.source = open_source(config, cluster, limits, self.log_dirs)
         self.recorder = TopicRecorder(cluster, objects, rlmm, clock)
+        self.cluster_state = ClusterStateWriter(
+            config, cluster, objects, self.published_conditions, self.discovery.names, clock
+        )
         self.truncation = LogTruncation(LeaderLog(cluster), rsm, rlmm, wall_clock_ms=clock)
         self.copier = SegmentCopier(
             rsm,
@@ -262,6 +266,8 @@ class RemoteLogManager(ArchiverParts):
             tasks.create_task(self.published_positions.run(), name="archive positions")
             tasks.create_task(self.published_conditions.run(), name="published conditions")
             tasks.create_task(self._record_topics_forever(), name="archive topics")
+            state = self.cluster_state.run(self._leads_first)
+            tasks.create_task(state, name="state of the cluster")
             for number in range(self.config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
 
@@ -322,6 +328,11 @@ class RemoteLogManager(ArchiverParts):
                     log.warning("archive_discovery_failed", error=str(error))
                 self._discovery_error = str(error)
             await asyncio.sleep(interval_s * (1 + _DISCOVERY_JITTER * self.rng.random()))
+
+    def _leads_first(self) -> bool:
+        """Whether this archiver leads the first partition of all: it does what only one does."""
+        first = min(self._partitions, default=None)
+        return first is not None and self._leadership.leads(first)
 
     async def _record_topics_forever(self) -> None:
         """The leader of a topic's first partition describes it."""
