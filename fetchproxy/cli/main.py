@@ -16,7 +16,7 @@ from fetchproxy import __version__
 
 COMMANDS = (
     *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "mirror"),
-    *("report", "backfill", "resolve", "index", "user", "groups", "keys", "config"),
+    *("report", "backfill", "resolve", "index", "user", "groups", "cluster", "keys", "config"),
     *("doctor", "completion", "drill", "sizing"),
     *("top", "topics", "lag", "bundle"),
 )

@@ -1,0 +1,303 @@
+"""`fetchproxy cluster`: what the archive has of a cluster besides records. It needs no broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
+from uuid import UUID
+
+import typer
+
+from fetchproxy.archive import StoredArchive, store_url, stored_archive, wall_clock_ms
+from fetchproxy.cli import options
+from fetchproxy.cli.console_client import AsJson, json_text, table, terminal
+from fetchproxy.cli.jobs import count
+from fetchproxy.cli.running import run_to_end, safe_one_line, users_errors
+from fetchproxy.cluster_state.comparison import (
+    ComparedGroup,
+    ComparedPartition,
+    compared_groups,
+    compared_partitions,
+)
+from fetchproxy.cluster_state.document import decode_state
+from fetchproxy.cluster_state.kept import state_at
+from fetchproxy.cluster_state.state import ClusterState
+from fetchproxy.config.schema import Config
+from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.runtime.cooperative import for_each
+from fetchproxy.storage.archive_objects import ClusterStateObject
+
+_TOPICS_AT_ONCE = 16
+_LISTED_MAX = 10  # of the kept states, and of the groups beyond the archive
+_TOPIC_COLUMNS = (
+    *(("topic", "topic"), ("partitions", "partitions"), ("replicas", "replication_factor")),
+    *(("log end", "log_end_offset"), ("not archived", "not_archived")),
+)
+_PARTITION_COLUMNS = (
+    *(("topic", "topic"), ("partition", "partition"), ("log start", "log_start_offset")),
+    *(("log end", "log_end_offset"), ("archived end", "archived_end_offset")),
+    ("not archived", "not_archived"),
+)
+_GROUP_COLUMNS = (
+    *(("group", "group"), ("kind", "kind"), ("partitions", "partitions"), ("lag", "lag_offsets")),
+    ("beyond the archive", "beyond_offsets"),
+)
+
+app = typer.Typer(
+    help="What the archive has of the cluster besides records.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="The state at this time: 2026-11-30T07:00 (UTC, or with an offset), or milliseconds "
+        "since 1970. Default: the newest.",
+    ),
+]
+
+
+class _Shown(NamedTuple):
+    """`unread`: topics whose archive could not be read, with the reason."""
+
+    kept: Sequence[ClusterStateObject]
+    state: ClusterState
+    partitions: Sequence[ComparedPartition]
+    groups: Sequence[ComparedGroup]
+    unread: dict[str, str]
+
+
+@app.callback()
+def _root() -> None:
+    """Without it, typer would take the only command for the group itself."""
+
+
+@app.command("show")
+@options.shares("store")
+def show_cluster(
+    context: typer.Context,
+    at: At = None,
+    topic: options.Topic = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a new cluster could be made of: topics, ends, groups, rights, and what is missing.
+
+    With --topic, it shows each partition of the topic.
+
+    Exit codes: 0 shown; 2 the archive has no state of that time, or cannot be read; 130
+    interrupted.
+    """
+    with users_errors():
+        config = options.read_logged(context)
+        at_ms = wall_clock_ms() if at is None else epoch_ms(at)
+    shown = run_to_end(_read(config, at_ms))
+    if as_json:
+        typer.echo(json_text(as_document(shown, topic)))
+    else:
+        _print(shown, topic)
+
+
+def epoch_ms(text: str) -> int:
+    """Raises ConfigError."""
+    if text.isascii() and text.isdecimal() and len(text) <= 18:
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--at {text}: expected a time such as 2026-11-30T07:00, or milliseconds since 1970"
+        ) from None
+    found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return int(found.timestamp() * 1000)
+
+
+async def _read(config: Config, at_ms: int) -> _Shown:
+    """Raises ConfigError, RemoteStorageError, CorruptSegment."""
+    async with stored_archive(config) as archive:
+        objects = archive.storage.objects
+        kept = await objects.list_cluster_states()
+        found = state_at(kept, at_ms)
+        if found is None:
+            raise ConfigError(_nothing(config, kept, at_ms))
+        state = decode_state(await objects.get_cluster_state(found), found.key)
+        unread: dict[str, str] = {}
+        ends = await _archived_ends(archive, state, unread)
+    return _Shown(
+        kept,
+        state,
+        list(compared_partitions(state, ends)),
+        list(compared_groups(state, ends)),
+        unread,
+    )
+
+
+def _nothing(config: Config, kept: Sequence[ClusterStateObject], at_ms: int) -> str:
+    if kept:
+        return (
+            f"the archive has no state of the cluster at {time_text(at_ms)} or before; the oldest "
+            f"is of {time_text(kept[0].read_at_ms)}"
+        )
+    return (
+        f"the archive at {store_url(config)} has no state of a cluster: an archiver writes it "
+        "after archive.cluster_state_interval_ms, unless that is 0 or archive.log_dirs is set"
+    )
+
+
+async def _archived_ends(
+    archive: StoredArchive, state: ClusterState, unread: dict[str, str]
+) -> dict[tuple[UUID, int], int]:
+    names = {topic.topic_id: topic.name for topic in state.topics}
+    begun_at = asyncio.get_running_loop().time()
+    ends: dict[tuple[UUID, int], int] = {}
+
+    async def read(topic_id: UUID) -> None:
+        try:
+            views = await archive.rlmm.refresh_topic(topic_id, begun_at)
+        except RemoteStorageError as error:
+            if not error.may_be_of_object:
+                raise
+            unread[names[topic_id]] = str(error)
+            return
+        for number, view in views.items():
+            if view.log_end_offset is not None:
+                ends[topic_id, number] = view.log_end_offset
+
+    archived = {topic_id for _, topic_id in await archive.storage.objects.list_topics()}
+    await for_each(sorted(archived & names.keys()), read, _TOPICS_AT_ONCE)
+    return ends
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def as_document(shown: _Shown, topic: str | None) -> dict[str, object]:
+    """For programs. `topic`: only this topic's partitions; groups are shown with all of theirs."""
+    state = shown.state
+    return {
+        "cluster_id": state.cluster_id,
+        "read_at_ms": state.read_at_ms,
+        "kept_states_ms": [one.read_at_ms for one in shown.kept],
+        "topics": [
+            {
+                "topic": one.name,
+                "partitions": one.partition_count,
+                "replication_factor": one.replication_factor,
+                "configs": dict(one.configs),
+                "inherited_configs": dict(one.inherited),
+            }
+            for one in state.topics
+            if topic in (None, one.name)
+        ],
+        "partitions": list(_partition_rows(shown, topic)),
+        "groups": list(_group_rows(shown)),
+        "beyond_archive": list(_beyond_rows(shown)),
+        "acls": len(state.acls),
+        "quotas": len(state.quotas),
+        "scram_users": list(state.scram_users),
+        "broker_configs": dict(state.broker_configs),
+        "producer_id_max": state.producer_id_max,
+        "missing": [
+            {"what": one.what, "why": one.why, "right": one.right} for one in state.missing
+        ],
+        "unread": shown.unread,
+    }
+
+
+def _topic_rows(shown: _Shown) -> Iterator[dict[str, Any]]:
+    ends: dict[str, int] = {}
+    left: dict[str, int] = {}
+    for one in shown.partitions:
+        ends[one.topic] = ends.get(one.topic, 0) + one.log_end_offset
+        left[one.topic] = left.get(one.topic, 0) + one.not_archived
+    for topic in shown.state.topics:
+        yield {
+            "topic": topic.name,
+            "partitions": topic.partition_count,
+            "replication_factor": topic.replication_factor,
+            "log_end_offset": ends.get(topic.name),
+            "not_archived": left.get(topic.name),
+        }
+
+
+def _partition_rows(shown: _Shown, topic: str | None) -> Iterator[dict[str, Any]]:
+    for one in shown.partitions:
+        if topic in (None, one.topic):
+            yield {
+                "topic": one.topic,
+                "partition": one.partition,
+                "log_start_offset": one.log_start_offset,
+                "log_end_offset": one.log_end_offset,
+                "archived_end_offset": one.archived_end_offset,
+                "not_archived": one.not_archived,
+            }
+
+
+def _group_rows(shown: _Shown) -> Iterator[dict[str, Any]]:
+    for one in shown.groups:
+        yield {
+            "group": one.group.group_id,
+            "kind": one.group.kind.value,
+            "partitions": len(one.group.offsets),
+            "lag_offsets": one.lag_offsets,
+            "beyond_offsets": sum(beyond.offsets for beyond in one.beyond),
+        }
+
+
+def _beyond_rows(shown: _Shown) -> Iterator[dict[str, Any]]:
+    for group in shown.groups:
+        for one in group.beyond:
+            yield {
+                "group": one.group_id,
+                "topic": one.topic,
+                "partition": one.partition,
+                "committed_offset": one.offset,
+                "archived_end_offset": one.archived_end_offset,
+                "offsets": one.offsets,
+            }
+
+
+def time_text(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms since 1970"
+
+
+def _print(shown: _Shown, topic: str | None) -> None:
+    state, console = shown.state, terminal()
+    _say(f"cluster {state.cluster_id or 'without an id'} at {time_text(state.read_at_ms)}")
+    if topic is None:
+        console.print(table(list(_topic_rows(shown)), _TOPIC_COLUMNS))
+    else:
+        console.print(table(list(_partition_rows(shown, topic)), _PARTITION_COLUMNS))
+    if shown.groups:
+        console.print(table(list(_group_rows(shown)), _GROUP_COLUMNS))
+    for row in list(_beyond_rows(shown))[:_LISTED_MAX]:
+        _say(
+            f"group {row['group']} is beyond the archive: {row['topic']}-{row['partition']} at "
+            f"{row['committed_offset']:,}, archived up to {row['archived_end_offset']:,}, "
+            f"{count(row['offsets'], 'offset')}"
+        )
+    _say(
+        f"{count(len(state.acls), 'ACL')}, {count(len(state.quotas), 'quota')}, "
+        f"{count(len(state.scram_users), 'SCRAM user')} (without keys), "
+        f"{count(len(state.broker_configs), 'broker setting')}"
+    )
+    for missing in state.missing:
+        right = f" (needs {missing.right})" if missing.right else ""
+        _say(f"missing: {missing.what}: {missing.why}{right}")
+    for name, error in shown.unread.items():
+        _say(f"the archive of {name} was not read: {error}")
+    newest = [time_text(one.read_at_ms) for one in reversed(shown.kept)]
+    more = f" and {len(newest) - _LISTED_MAX} more" if len(newest) > _LISTED_MAX else ""
+    _say(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
+
+
+def _say(text: str) -> None:
+    typer.echo(safe_one_line(text))
