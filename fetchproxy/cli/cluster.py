@@ -63,8 +63,8 @@ At = Annotated[
 ]
 
 
-class _Shown(NamedTuple):
-    """`unread`: topics whose archive could not be read, with the reason."""
+class _StateAndArchive(NamedTuple):
+    """What the command shows. `unread`: topics whose archive could not be read, and why."""
 
     kept: Sequence[ClusterStateObject]
     state: ClusterState
@@ -90,17 +90,17 @@ def show_cluster(
 
     With --topic, it shows each partition of the topic.
 
-    Exit codes: 0 shown; 2 the archive has no state of that time, or cannot be read; 130
+    Exit codes: 0 done; 2 the archive has no state of that time, or cannot be read; 130
     interrupted.
     """
     with users_errors():
         config = options.read_logged(context)
         at_ms = wall_clock_ms() if at is None else epoch_ms(at)
-    shown = run_to_end(_read(config, at_ms))
+    found = run_to_end(_read(config, at_ms))
     if as_json:
-        typer.echo(json_text(as_document(shown, topic)))
+        typer.echo(json_text(as_document(found, topic)))
     else:
-        _print(shown, topic)
+        _print(found, topic)
 
 
 def epoch_ms(text: str) -> int:
@@ -117,7 +117,7 @@ def epoch_ms(text: str) -> int:
     return int(found.timestamp() * 1000)
 
 
-async def _read(config: Config, at_ms: int) -> _Shown:
+async def _read(config: Config, at_ms: int) -> _StateAndArchive:
     """Raises ConfigError, RemoteStorageError, CorruptSegment."""
     async with stored_archive(config) as archive:
         objects = archive.storage.objects
@@ -128,7 +128,7 @@ async def _read(config: Config, at_ms: int) -> _Shown:
         state = decode_state(await objects.get_cluster_state(found), found.key)
         unread: dict[str, str] = {}
         ends = await _archived_ends(archive, state, unread)
-    return _Shown(
+    return _StateAndArchive(
         kept,
         state,
         list(compared_partitions(state, ends)),
@@ -176,13 +176,13 @@ async def _archived_ends(
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def as_document(shown: _Shown, topic: str | None) -> dict[str, object]:
-    """For programs. `topic`: only this topic's partitions; groups are shown with all of theirs."""
-    state = shown.state
+def as_document(found: _StateAndArchive, topic: str | None) -> dict[str, object]:
+    """For programs. `topic`: only this topic's partitions; groups have all of theirs."""
+    state = found.state
     return {
         "cluster_id": state.cluster_id,
         "read_at_ms": state.read_at_ms,
-        "kept_states_ms": [one.read_at_ms for one in shown.kept],
+        "kept_states_ms": [one.read_at_ms for one in found.kept],
         "topics": [
             {
                 "topic": one.name,
@@ -194,9 +194,9 @@ def as_document(shown: _Shown, topic: str | None) -> dict[str, object]:
             for one in state.topics
             if topic in (None, one.name)
         ],
-        "partitions": list(_partition_rows(shown, topic)),
-        "groups": list(_group_rows(shown)),
-        "beyond_archive": list(_beyond_rows(shown)),
+        "partitions": list(_partition_rows(found, topic)),
+        "groups": list(_group_rows(found)),
+        "beyond_archive": list(_beyond_rows(found)),
         "acls": len(state.acls),
         "quotas": len(state.quotas),
         "scram_users": list(state.scram_users),
@@ -205,17 +205,17 @@ def as_document(shown: _Shown, topic: str | None) -> dict[str, object]:
         "missing": [
             {"what": one.what, "why": one.why, "right": one.right} for one in state.missing
         ],
-        "unread": shown.unread,
+        "unread": found.unread,
     }
 
 
-def _topic_rows(shown: _Shown) -> Iterator[dict[str, Any]]:
+def _topic_rows(found: _StateAndArchive) -> Iterator[dict[str, Any]]:
     ends: dict[str, int] = {}
     left: dict[str, int] = {}
-    for one in shown.partitions:
+    for one in found.partitions:
         ends[one.topic] = ends.get(one.topic, 0) + one.log_end_offset
         left[one.topic] = left.get(one.topic, 0) + one.not_archived
-    for topic in shown.state.topics:
+    for topic in found.state.topics:
         yield {
             "topic": topic.name,
             "partitions": topic.partition_count,
@@ -225,8 +225,8 @@ def _topic_rows(shown: _Shown) -> Iterator[dict[str, Any]]:
         }
 
 
-def _partition_rows(shown: _Shown, topic: str | None) -> Iterator[dict[str, Any]]:
-    for one in shown.partitions:
+def _partition_rows(found: _StateAndArchive, topic: str | None) -> Iterator[dict[str, Any]]:
+    for one in found.partitions:
         if topic in (None, one.topic):
             yield {
                 "topic": one.topic,
@@ -238,8 +238,8 @@ def _partition_rows(shown: _Shown, topic: str | None) -> Iterator[dict[str, Any]
             }
 
 
-def _group_rows(shown: _Shown) -> Iterator[dict[str, Any]]:
-    for one in shown.groups:
+def _group_rows(found: _StateAndArchive) -> Iterator[dict[str, Any]]:
+    for one in found.groups:
         yield {
             "group": one.group.group_id,
             "kind": one.group.kind.value,
@@ -249,8 +249,8 @@ def _group_rows(shown: _Shown) -> Iterator[dict[str, Any]]:
         }
 
 
-def _beyond_rows(shown: _Shown) -> Iterator[dict[str, Any]]:
-    for group in shown.groups:
+def _beyond_rows(found: _StateAndArchive) -> Iterator[dict[str, Any]]:
+    for group in found.groups:
         for one in group.beyond:
             yield {
                 "group": one.group_id,
@@ -269,16 +269,16 @@ def time_text(at_ms: int) -> str:
         return f"{at_ms} ms since 1970"
 
 
-def _print(shown: _Shown, topic: str | None) -> None:
-    state, console = shown.state, terminal()
+def _print(found: _StateAndArchive, topic: str | None) -> None:
+    state, console = found.state, terminal()
     _say(f"cluster {state.cluster_id or 'without an id'} at {time_text(state.read_at_ms)}")
     if topic is None:
-        console.print(table(list(_topic_rows(shown)), _TOPIC_COLUMNS))
+        console.print(table(list(_topic_rows(found)), _TOPIC_COLUMNS))
     else:
-        console.print(table(list(_partition_rows(shown, topic)), _PARTITION_COLUMNS))
-    if shown.groups:
-        console.print(table(list(_group_rows(shown)), _GROUP_COLUMNS))
-    for row in list(_beyond_rows(shown))[:_LISTED_MAX]:
+        console.print(table(list(_partition_rows(found, topic)), _PARTITION_COLUMNS))
+    if found.groups:
+        console.print(table(list(_group_rows(found)), _GROUP_COLUMNS))
+    for row in list(_beyond_rows(found))[:_LISTED_MAX]:
         _say(
             f"group {row['group']} is beyond the archive: {row['topic']}-{row['partition']} at "
             f"{row['committed_offset']:,}, archived up to {row['archived_end_offset']:,}, "
@@ -292,9 +292,9 @@ def _print(shown: _Shown, topic: str | None) -> None:
     for missing in state.missing:
         right = f" (needs {missing.right})" if missing.right else ""
         _say(f"missing: {missing.what}: {missing.why}{right}")
-    for name, error in shown.unread.items():
+    for name, error in found.unread.items():
         _say(f"the archive of {name} was not read: {error}")
-    newest = [time_text(one.read_at_ms) for one in reversed(shown.kept)]
+    newest = [time_text(one.read_at_ms) for one in reversed(found.kept)]
     more = f" and {len(newest) - _LISTED_MAX} more" if len(newest) > _LISTED_MAX else ""
     _say(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
 

@@ -27,7 +27,7 @@ from kafka.protocol.admin.acl import (
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import raise_for
-from fetchproxy.cluster_state.missing_parts import MissingParts, in_words, respond
+from fetchproxy.cluster_state.missing_parts import MissingParts, call_decoded, in_words
 from fetchproxy.cluster_state.state import AclState, NamedValues, QuotaState
 from fetchproxy.errors import ClusterError
 
@@ -72,7 +72,7 @@ async def read_acls(cluster: Cluster) -> tuple[AclState, ...]:
         operation=ACLOperation.ANY,
         permission_type=ACLPermissionType.ANY,
     )
-    response = await cluster.ask_any(lambda one: respond(one, request, DescribeAclsResponse))
+    response = await cluster.ask_any(lambda one: call_decoded(one, request, DescribeAclsResponse))
     if response.error_code == ErrorCode.SECURITY_DISABLED:
         return ()
     raise_for(response.error_code, "DescribeAcls")
@@ -101,7 +101,7 @@ async def read_quotas(cluster: Cluster) -> tuple[QuotaState, ...]:
     """Sorted. Raises ClusterError."""
     request = DescribeClientQuotasRequest(components=[], strict=False)
     response = await cluster.ask_any(
-        lambda one: respond(one, request, DescribeClientQuotasResponse)
+        lambda one: call_decoded(one, request, DescribeClientQuotasResponse)
     )
     raise_for(response.error_code, "DescribeClientQuotas")
     found = [
@@ -121,7 +121,7 @@ async def read_scram_users(cluster: Cluster) -> tuple[str, ...]:
     # No users mean all. Without a list, a broker that refuses the request never responds (4.1.1).
     request = DescribeUserScramCredentialsRequest(users=[])
     response = await cluster.ask_any(
-        lambda one: respond(one, request, DescribeUserScramCredentialsResponse)
+        lambda one: call_decoded(one, request, DescribeUserScramCredentialsResponse)
     )
     raise_for(response.error_code, "DescribeUserScramCredentials")
     return tuple(sorted(one.user for one in response.results if one.credential_infos))
@@ -135,7 +135,9 @@ async def read_broker_configs(cluster: Cluster, missing: MissingParts) -> NamedV
     request = DescribeConfigsRequest(
         resources=[resource], include_synonyms=False, include_documentation=False
     )
-    response = await cluster.ask_any(lambda one: respond(one, request, DescribeConfigsResponse))
+    response = await cluster.ask_any(
+        lambda one: call_decoded(one, request, DescribeConfigsResponse)
+    )
     found: dict[str, str | None] = {}
     for result in response.results:
         raise_for(result.error_code, "DescribeConfigs of all brokers")

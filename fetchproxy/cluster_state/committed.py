@@ -15,13 +15,13 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.group_offsets import from_all_coordinators
 from fetchproxy.brokers.messages import raise_for
-from fetchproxy.cluster_state.missing_parts import MissingParts, in_words, respond_all
+from fetchproxy.cluster_state.missing_parts import MissingParts, call_all, in_words
 from fetchproxy.cluster_state.state import GroupKind, GroupWithOffsets, OffsetOfGroup
 from fetchproxy.errors import ClusterError
 from fetchproxy.runtime.cooperative import pieces
 
 # Groups whose offsets are asked for together; the broker reads them from its memory.
-GROUPS_AT_ONCE = 100
+GROUPS_PER_LOOK = 100
 _GROUP_RIGHT = "DESCRIBE on all groups"
 _FLEXIBLE = True  # DescribeShareGroupOffsets has no other form
 _NO_TAGS = b"\x00"
@@ -59,10 +59,10 @@ async def _coordinated(connection: BrokerConnection, holes: MissingParts) -> lis
     refused: list[str] = []
     share = sorted(group_id for group_id, kind in kinds.items() if kind is GroupKind.SHARE)
     known = {g: kind for g, kind in kinds.items() if kind and kind is not GroupKind.SHARE}
-    for some in pieces(sorted(known), GROUPS_AT_ONCE):
+    for some in pieces(sorted(known), GROUPS_PER_LOOK):
         committed = await _offsets(connection, some, refused)
         found += [GroupWithOffsets(g, known[g], offsets) for g, offsets in committed.items()]
-    for some in pieces(share, GROUPS_AT_ONCE):
+    for some in pieces(share, GROUPS_PER_LOOK):
         try:
             of_share = await _share_offsets(connection, some, refused)
         except ClusterError as error:
@@ -90,7 +90,7 @@ async def _offsets(
         OffsetFetchRequest(group_id=group_id, topics=None, require_stable=False)
         for group_id in group_ids
     ]
-    responses = await respond_all(connection, requests, OffsetFetchResponse)
+    responses = await call_all(connection, requests, OffsetFetchResponse)
     found = {}
     for group_id, response in zip(group_ids, responses, strict=True):
         if not _is_refused(response.error_code, group_id, refused):

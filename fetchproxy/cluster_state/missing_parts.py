@@ -82,13 +82,13 @@ def in_words(names: Iterable[str]) -> str:
     return ", ".join(every[:_NAMES_SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
-async def respond(connection: BrokerConnection, request: Any, response: Any) -> Any:
+async def call_decoded(connection: BrokerConnection, request: Any, response: Any) -> Any:
     """As `BrokerConnection.call`, for large responses: they are decoded on a thread."""
-    [decoded] = await respond_all(connection, [request], response)
+    [decoded] = await call_all(connection, [request], response)
     return decoded
 
 
-async def respond_all(
+async def call_all(
     connection: BrokerConnection, requests: Iterable[Any], response: Any
 ) -> list[Any]:
     """Sends all `requests` at once, waits for all responses, and pauses. Raises ClusterError."""

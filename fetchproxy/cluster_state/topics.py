@@ -19,7 +19,7 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import raise_for
-from fetchproxy.cluster_state.missing_parts import MissingParts, in_words, respond
+from fetchproxy.cluster_state.missing_parts import MissingParts, call_decoded, in_words
 from fetchproxy.cluster_state.state import (
     PRODUCER_ID_UNKNOWN,
     NamedValues,
@@ -33,8 +33,8 @@ from fetchproxy.runtime.cooperative import cooperative, pieces
 # Brokers flag them, but not those of every vendor do.
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 # Of one request each: what a thread decodes in a few ms.
-TOPICS_AT_ONCE = 20
-PARTITIONS_AT_ONCE = 500
+TOPICS_PER_REQUEST = 20
+PARTITIONS_PER_REQUEST = 500
 _TOPIC_RESOURCE = 2  # of DescribeConfigs
 _OF_TOPIC, _DEFAULT = 1, 5  # a config's source
 _CONFIGS_RIGHT = "DESCRIBE_CONFIGS on all topics"
@@ -90,7 +90,7 @@ async def _replication_factors(cluster: Cluster, topics: Sequence[TopicInfo]) ->
         )
 
         async def ask(connection: BrokerConnection, request: Any = request) -> Any:
-            return await respond(connection, request, MetadataResponse)
+            return await call_decoded(connection, request, MetadataResponse)
 
         for topic in (await cluster.ask_any(ask)).topics:
             found[topic.name] = max(
@@ -104,7 +104,7 @@ def _of_so_many_partitions(topics: Sequence[TopicInfo]) -> Iterator[list[TopicIn
     for topic in topics:
         some.append(topic)
         number += len(topic.leaders)
-        if number >= PARTITIONS_AT_ONCE:
+        if number >= PARTITIONS_PER_REQUEST:
             yield some
             some, number = [], 0
     if some:
@@ -147,7 +147,7 @@ async def _configs(
 ) -> Mapping[str, _Configs]:
     found: dict[str, _Configs] = {}
     refused: list[str] = []
-    for some in pieces(names, TOPICS_AT_ONCE):
+    for some in pieces(names, TOPICS_PER_REQUEST):
         try:
             response = await cluster.ask_any(_ask_configs(some))
         except ClusterError as error:
@@ -178,7 +178,7 @@ def _ask_configs(names: Sequence[str]) -> Callable[[BrokerConnection], Any]:
         include_synonyms=False,
         include_documentation=False,
     )
-    return lambda connection: respond(connection, request, DescribeConfigsResponse)
+    return lambda connection: call_decoded(connection, request, DescribeConfigsResponse)
 
 
 def _of_source(configs: Any, is_source: Callable[[int], bool]) -> NamedValues:
@@ -200,7 +200,7 @@ async def read_producer_id_max(
         connection: BrokerConnection, topics: Mapping[TopicIdPartition, TopicInfo]
     ) -> Mapping[TopicIdPartition, int | ClusterError]:
         found: dict[TopicIdPartition, int | ClusterError] = {}
-        for some in pieces(topics, PARTITIONS_AT_ONCE):
+        for some in pieces(topics, PARTITIONS_PER_REQUEST):
             found.update(await _producer_ids(connection, some))
         return found
 
@@ -227,7 +227,7 @@ async def _producer_ids(
             of_topic(name=name, partition_indexes=list(some)) for name, some in by_topic.items()
         ]
     )
-    response = await respond(connection, request, DescribeProducersResponse)
+    response = await call_decoded(connection, request, DescribeProducersResponse)
     nothing = ClusterError("DescribeProducers was answered without the partition")
     found: dict[TopicIdPartition, int | ClusterError] = dict.fromkeys(tps, nothing)
     for topic in response.topics:

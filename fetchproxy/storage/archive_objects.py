@@ -381,11 +381,14 @@ class ArchiveObjects:
     # --- states of the cluster: what a new cluster needs besides records --------------------------
 
     @measured
-    async def put_cluster_state(self, cluster_id: str, read_at_ms: int, content: bytes) -> bool:
-        """False: another archiver has written a state of the same ms, which stays."""
+    async def put_cluster_state(
+        self, cluster_id: str, read_at_ms: int, content: bytes
+    ) -> ClusterStateObject:
+        """If another archiver has written a state of the same ms, that one stays."""
         await self._identity.check_to_put()
         key = keys.cluster_state_key(self._prefix, cluster_id, read_at_ms)
-        return await self._store.put_new(key, content)
+        await self._store.put_new(key, content)
+        return ClusterStateObject(read_at_ms, cluster_id, key)
 
     @measured
     async def list_cluster_states(self) -> list[ClusterStateObject]:
