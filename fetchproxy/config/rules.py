@@ -102,6 +102,11 @@ def _archive_faults(config: Config) -> Iterator[str]:
             break
     if archive.group_id is None and archive.group_instance_id is not None:
         yield "archive.group_instance_id is set and archive.group_id is not"
+    if archive.recovery_point_ms and archive.log_dirs is not None:
+        yield (
+            "archive.recovery_point_ms and archive.log_dirs are both set: with archive.log_dirs, "
+            "the archiver sees only segments that the broker has closed"
+        )
     if archive.group_id is not None and archive.log_dirs is not None:
         yield (
             "archive.group_id and archive.log_dirs are both set: with archive.log_dirs, "

@@ -78,6 +78,12 @@ class ArchiveConfig(Section):
     This leaves bandwidth for consumers while the archiver catches up
     (remote.log.manager.copy.max.bytes.per.second). 0: no limit.
     """
+    recovery_point_ms: Duration = Field(0, ge=0)
+    """Every so often, the archiver also stores the records that are in no finished segment yet, in
+    one object for all partitions. If the cluster is lost, only the records since then are lost. 2s
+    is a good value: it costs two requests a second at most, and each record is stored twice for a
+    while. 0: off. Not with `log_dirs`.
+    """
     spool_dir: Path | None = None
     """Folder in which the archiver builds segments before it copies them. Not set: a temporary
     folder. With `log_dirs`, choose a folder on the same file system but outside of them: segments

@@ -685,6 +685,21 @@ ARCHIVE_TURNS_ENDED = counter(
     "Times that the archiver gave up its work on a partition because it took over 5 minutes, not "
     "counting copies",
 )
+RECOVERY_POINT_AGE_SECONDS = gauge(
+    "fetchproxy_recovery_point_age_seconds",
+    "Age of the oldest records that would be lost if brokers and archiver were lost now "
+    "(archive.recovery_point_ms)",
+)
+RECOVERY_POINT_RECORDS = gauge(
+    "fetchproxy_recovery_point_records",
+    "Number of records that would be lost if brokers and archiver were lost now",
+)
+JOURNAL_OBJECTS = gauge(
+    "fetchproxy_journal_objects", "Number of this archiver's journal objects in the store"
+)
+JOURNAL_BYTES = counter(
+    "fetchproxy_journal_bytes", "Bytes of records that this archiver has written into its journal"
+)
 ARCHIVE_RETENTION_USED_SHARE = gauge(
     "fetchproxy_archive_retention_used_share",
     "Share of the broker's retention that the oldest unarchived record has used up; at 1 the "

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -59,6 +60,18 @@ class AbortedTxnCollector:
                 later.append(first_offset)
         if later:
             self._open[producer_id] = later
+
+    @property
+    def reported_count(self) -> int:
+        return len(self._marker_of)
+
+    def reported_since(self, count: int) -> list[tuple[int, int]]:
+        """The pairs that became known after the first `count` of them."""
+        return list(islice(self._marker_of, count, None))
+
+    def without_marker(self) -> list[tuple[int, int]]:
+        """The pairs whose ABORT marker has not come yet."""
+        return [(producer, first) for producer, firsts in self._open.items() for first in firsts]
 
     def up_to(self, last: int) -> tuple[AbortedTxn, ...]:
         txns = (
@@ -230,7 +243,7 @@ class SegmentSummary:
         self._epoch: int | None = None  # of the last entry
         self._highest_epoch = NOT_COUNTED
         self._leaders: set[int] = set()
-        self._aborted = AbortedTxnCollector()
+        self.aborted = AbortedTxnCollector()
         self._index = RemoteLogIndex()
 
     @property
@@ -239,7 +252,7 @@ class SegmentSummary:
 
     def report(self, aborted: Iterable[tuple[int, int]]) -> None:
         """`aborted`: (producer id, first offset) of transactions. Call it before their batches."""
-        self._aborted.report(aborted)
+        self.aborted.report(aborted)
 
     def add(self, records: Buffer, header: BatchHeader, leader_epoch: int = -1) -> None:
         """Adds the next batch, which lies in `records`. `add_bytes` counts its bytes.
@@ -256,7 +269,7 @@ class SegmentSummary:
         if header.partition_leader_epoch not in (self._epoch, -1):
             self._note_epoch(header, leader_epoch)
         if is_abort:
-            self._aborted.abort_marker(header.producer_id, header.base_offset)
+            self.aborted.abort_marker(header.producer_id, header.base_offset)
         if self.first_timestamp_ms is None:
             self.first_timestamp_ms = header.base_timestamp
         self._max_timestamp_ms = max(self._max_timestamp_ms, header.max_timestamp)
@@ -291,7 +304,7 @@ class SegmentSummary:
             max_timestamp_ms=self._max_timestamp_ms,
             size_bytes=self.size_bytes,
             leader_epochs=self.leader_epochs,
-            aborted=self._aborted.up_to(self.position - 1),
+            aborted=self.aborted.up_to(self.position - 1),
             log=log,
             log_crc=self._crc,
             log_settled=settled,

@@ -62,6 +62,7 @@ _TOPICS_FOLDER = "topics/"
 _MIRRORS_FOLDER = "mirrors/"
 _CLUSTER_STATES_FOLDER = "cluster-states/"
 _CLUSTER_STATE = re.compile(r"([0-9]{20})-([A-Za-z0-9_-]*)", re.ASCII)
+_JOURNALS_FOLDER = "journals/"
 _CONDITIONS_KEY = re.compile(r"[a-z_]{1,64}", re.ASCII)
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
@@ -122,6 +123,7 @@ class SegmentFile(StrEnum):
         <prefix>/topics/<topicId>
         <prefix>/mirrors/<id of a copy>
         <prefix>/cluster-states/<20-digit epoch ms>-<cluster id in base64>
+        <prefix>/journals/<id of an archiver>/<20-digit number>
         <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a condition>
         <prefix>/concerns/<name of a condition>
 
@@ -144,9 +146,10 @@ class SegmentFile(StrEnum):
     partition's end nor a deletion at its beginning (docs/adr/0082); it sorts behind all segments.
     `mirrors/` has the URL of each copy that `fetchproxy mirror` has made. `topics/` says of each
     topic how many partitions it has, also of topics without a record. `cluster-states/` has what a
-    new cluster needs of the old one besides records, as it was at that time. `collected-metadata/`
-    can be deleted at any time. No topic's folder can have these folders' names, as they are shorter
-    than an id.
+    new cluster needs of the old one besides records, as it was at that time. `journals/` has
+    records that are in no finished segment yet (docs/adr/0089). `collected-metadata/` can be
+    deleted at any time. No topic's folder can have these folders' names, as they are shorter than
+    an id.
     """
 
     LOG = "log"  # record batches, byte for byte; or packed (`packing`)
@@ -306,7 +309,12 @@ def archive_wide_folders(prefix: str) -> tuple[str, ...]:
 
 
 def own_folders(prefix: str) -> tuple[str, ...]:
-    return archivers_folder(prefix), f"{prefix}{_COLLECTED_FOLDER}", mirrors_folder(prefix)
+    return (
+        archivers_folder(prefix),
+        f"{prefix}{_COLLECTED_FOLDER}",
+        mirrors_folder(prefix),
+        journals_folder(prefix),
+    )
 
 
 def cluster_topics_key(prefix: str, cluster_id: str) -> str:
@@ -389,6 +397,25 @@ def mirror_key(prefix: str, copy: UUID) -> str:
 def is_mirror_key(prefix: str, key: str) -> bool:
     copy = parse_uuid(key.removeprefix(mirrors_folder(prefix)))
     return copy is not None and key == mirror_key(prefix, copy)
+
+
+def journals_folder(prefix: str) -> str:
+    return f"{prefix}{_JOURNALS_FOLDER}"
+
+
+def journal_key(prefix: str, archiver: UUID, number: int) -> str:
+    return f"{journals_folder(prefix)}{uuid_text(archiver)}/{_offset_text(number)}"
+
+
+def parse_journal_key(prefix: str, key: str) -> tuple[UUID, int] | None:
+    """The archiver and the number in a key from `journal_key`."""
+    folder = journals_folder(prefix)
+    name, _, number = key.removeprefix(folder).partition("/")
+    archiver = parse_uuid(name)
+    if archiver is None or not (len(number) == _OFFSET_DIGITS and number.isdecimal()):
+        return None
+    found = archiver, int(number)
+    return found if key.isascii() and found[1] <= _OFFSET_MAX else None
 
 
 def conditions_folder(prefix: str) -> str:

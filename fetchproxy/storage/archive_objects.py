@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
-from fetchproxy.errors import ObjectNotFound
-from fetchproxy.model import AnySegment, SegmentRef, TopicIdPartition
+from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.model import AnySegment, ByteRange, SegmentRef, TopicIdPartition
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.segments.object_keys import SegmentFile, SegmentKey
 from fetchproxy.storage.archive_identity import OwnIdentity
@@ -194,11 +195,14 @@ class ArchiveObjects:
         await self._store.delete(stored.key)
 
     async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
-        """See `ObjectStore`. Only logs are large enough for an upload in parts."""
+        """See `ObjectStore`. Only logs and journals are large enough for an upload in parts."""
         return await self._store.abort_stale_uploads(
             self._prefix,
             older_than_epoch_ms,
-            lambda key: keys.parse_segment_key(self._prefix, key) is not None,
+            lambda key: (
+                keys.parse_segment_key(self._prefix, key) is not None
+                or keys.parse_journal_key(self._prefix, key) is not None
+            ),
         )
 
     # --- the state of partitions, as their metadata manager keeps it ------------------------------
@@ -359,6 +363,41 @@ class ArchiveObjects:
             if (conditions_object := keys.parse_conditions_key(self._prefix, stored.key))
             is not None
         ]
+
+    # --- journals: what archivers have read and not copied yet -----------------------------------
+
+    def journal_key(self, archiver: UUID, number: int) -> str:
+        return keys.journal_key(self._prefix, archiver, number)
+
+    @measured
+    async def put_journal(self, archiver: UUID, number: int, path: Path) -> None:
+        """Store a file that nobody writes to again."""
+        await self._identity.check_to_put()
+        await self._store.put_file(self.journal_key(archiver, number), path, settled=True)
+
+    @measured
+    async def get_journal_bytes(self, key: str, byte_range: ByteRange) -> bytes:
+        """Raises ObjectNotFound if it was deleted since it was listed; DamagedObject if it ends
+        inside the range.
+        """
+        try:
+            content = await self._store.get_range(key, byte_range)
+        except RangeNotSatisfiable as error:
+            raise DamagedObject(f"{key}: {error}") from None
+        if len(content) != byte_range.length:
+            raise DamagedObject(f"{key}: it ends inside {byte_range}")
+        return bytes(content)
+
+    @measured
+    async def delete_journal(self, archiver: UUID, number: int) -> None:
+        await self._store.delete(self.journal_key(archiver, number))
+
+    async def list_journals(self) -> AsyncIterator[tuple[UUID, int, StoredObject]]:
+        """Every object of every archiver's journal, by archiver and number."""
+        async for found in self._store.list(keys.journals_folder(self._prefix)):
+            parsed = keys.parse_journal_key(self._prefix, found.key)
+            if parsed is not None:
+                yield *parsed, found
 
     # --- mirrors: the places of the archive's copies, as `fetchproxy mirror` made them ------------
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from uuid import UUID
 
 from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, SegmentLocked
 from fetchproxy.model import RemoteLogSegmentId
@@ -53,6 +54,10 @@ def key_context(segment_id: RemoteLogSegmentId, digest: str) -> KeyContext:
         "partition": str(tp.partition),
         "segment_id": uuid_text(segment_id.id),
     }
+
+
+def journal_context(archiver: UUID) -> KeyContext:
+    return {"journal": uuid_text(archiver)}
 
 
 class KeyRing(ABC):

@@ -43,6 +43,7 @@ class RemoteStorage:
         self.accounts = watched.accounts
         self.identity = OwnIdentity(watched, prefix, manager, must_exist=must_exist)
         self.objects = ArchiveObjects(watched, prefix, self.identity)
+        self.at_rest = at_rest
         self.packed = PackedLogs(watched, prefix, at_rest)
         self.rsm = RemoteStorageManager(watched, prefix, self.identity, self.packed)
 

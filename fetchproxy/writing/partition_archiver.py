@@ -92,6 +92,13 @@ class PartitionArchiver:
         return self._resumed is not None and self._accumulated_summary is not None
 
     @property
+    def has_all(self) -> bool:
+        """Whether it has the log up to the last stable offset that it knows."""
+        accumulated = self._accumulated_summary
+        position = accumulated.position if accumulated else self.position
+        return position >= (self.accumulator.last_stable_offset or 0)
+
+    @property
     def _accumulated_summary(self) -> SegmentSummary | None:
         """None: no byte is accumulated."""
         accumulated = self.accumulator.accumulated
@@ -378,6 +385,8 @@ class ManagedPartition:
     stopped: bool = False
     failure: Exception | None = None  # of the last turn
     led: bool = False  # by this archiver, at the last change of leadership
+    # Loop time (s) before which it has all records of the log, up to the last stable offset.
+    caught_up_at: float | None = None
 
     @property
     def tp(self) -> TopicIdPartition:
@@ -401,7 +410,10 @@ class ManagedPartition:
                     trimmed = await self._attempt(Step.DELETE, self.local_retention.trim(self.tp))
                     failure = failure or trimmed
                 self.step = Step.COPY
+                begun_at = asyncio.get_running_loop().time()
                 more = await self.archiver.process()
+                if not more and self.archiver.has_all:
+                    self.caught_up_at = begun_at
             else:
                 await self.release()
             more = await self._refresh() or more

@@ -38,9 +38,11 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
+from fetchproxy.writing.deletion.old_journals import OldJournals
 from fetchproxy.writing.deletion.partition_deletion import PartitionDeletion
 from fetchproxy.writing.discovery import TopicDiscovery, partitions_of
 from fetchproxy.writing.index_refresh import LocalIndexRefresher
+from fetchproxy.writing.journal import Journal
 from fetchproxy.writing.leadership import (
     ConsumerGroupLeadership,
     Leadership,
@@ -248,9 +250,26 @@ class RemoteLogManager(ArchiverParts):
         self._discovered = False
         self._found: list[TopicInfo] = []  # by the last discovery
         self._discovery_error: str | None = None
+        archiver = self.uuid_factory()
+        self.journal = (
+            Journal(
+                self._objects,
+                archiver,
+                interval_ms=config.recovery_point_ms,
+                keys=self.storage.at_rest.keys,
+                cluster=cluster,
+                partitions=lambda: self._partitions,
+                wall_clock_ms=self.wall_clock_ms,
+            )
+            if config.recovery_point_ms
+            else None
+        )
+        self._old_journals = OldJournals(
+            self._objects, self.rlmm, archiver, wall_clock_ms=self.wall_clock_ms
+        )
         self.published_positions = PublishedPositions(
             self._objects,
-            self.uuid_factory(),
+            archiver,
             lambda: self._partitions,
             self.archiver_position,
             self._operator_notes,
@@ -268,6 +287,9 @@ class RemoteLogManager(ArchiverParts):
             tasks.create_task(self._record_topics_forever(), name="archive topics")
             state = self.cluster_state.run(self._leads_first)
             tasks.create_task(state, name="state of the cluster")
+            tasks.create_task(self._old_journals.run(), name="old journals")
+            if self.journal is not None:
+                tasks.create_task(self.journal.run(spool), name="journal")
             for number in range(self.config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
 

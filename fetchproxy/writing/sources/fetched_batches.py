@@ -49,6 +49,10 @@ class BatchAccumulator(SegmentAccumulator):
         self._was_cut_short = False  # because the spool's disk was full
         self._converts = False
 
+    @property
+    def writer(self) -> SegmentWriter | None:
+        return self._writer
+
     async def accumulate(
         self, position: int, *, close_short: bool
     ) -> AccumulatedSegment | LogGap | None:

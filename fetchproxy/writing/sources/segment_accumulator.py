@@ -11,6 +11,7 @@ from fetchproxy.errors import LogTruncated
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.segments.contents import AccumulatedSegment, SegmentSummary
 from fetchproxy.writing.copy_pace import CopyPace
+from fetchproxy.writing.sources.segment_writer import SegmentWriter
 from fetchproxy.writing.spool import Spool
 
 
@@ -39,6 +40,11 @@ class SegmentAccumulator(ABC):
     # accumulated.
     accumulated: SegmentSummary | None = None
     closed: AccumulatedSegment | None = None  # waiting to be copied
+
+    @property
+    def writer(self) -> SegmentWriter | None:
+        """The writer of the accumulated data. None: there is none, or a broker writes its files."""
+        return None
 
     @abstractmethod
     async def accumulate(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC
+from typing import NamedTuple
 
 from fetchproxy_protocol.record_batch import BatchHeader
 
@@ -25,15 +26,28 @@ class SpoolFull(OSError):
     """The spool's disk has no room left."""
 
 
+class Written(NamedTuple):
+    """How far the writer has come: the next offset, the bytes of the file up to there, the leader
+    epoch of the last batches, and what it knows of aborted transactions.
+    """
+
+    position: int
+    size_bytes: int
+    leader_epoch: int = -1
+    aborted_count: int = 0
+    aborted_open: tuple[tuple[int, int], ...] = ()
+
+
 class SegmentWriter:
     """Writes one segment's batches to a spool file. `began_at` is the loop time (s) of the first
-    append, None before it.
+    append, None before it. `written`: as of the last append that has ended.
     """
 
     def __init__(self, tp: TopicIdPartition, start_offset: int, spool: Spool) -> None:
         self.summary = SegmentSummary(tp, start_offset)
         self.size_bytes = 0  # of the file; 0 after `discard`
         self.began_at: float | None = None
+        self.written = Written(start_offset, 0)
         self._spool = spool
         self._path = spool.new_file()
         self._stream_key = spool.new_key()
@@ -74,6 +88,36 @@ class SegmentWriter:
         self.summary.report(aborted)
         for header in headers:
             self.summary.add(records, header, leader_epoch)
+        collected = self.summary.aborted
+        self.written = Written(
+            self.position,
+            self.size_bytes,
+            leader_epoch,
+            collected.reported_count,
+            tuple(collected.without_marker()),
+        )
+
+    def aborted_since(self, before: Written) -> tuple[tuple[int, int], ...]:
+        """(producer id, first offset) of each aborted transaction that overlaps the batches after
+        `before`, and perhaps of later ones.
+        """
+        return before.aborted_open + tuple(
+            self.summary.aborted.reported_since(before.aborted_count)
+        )
+
+    def parts(self, start: int, end: int, bytes_max: int) -> Iterator[bytes]:
+        """Bytes of the file, not encrypted, in parts. Blocks. Raises OSError: FileNotFoundError if
+        the segment was copied or dropped before the first part.
+        """
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(start)
+            stream = None if self._stream_key is None else stream_at(self._stream_key, start)
+            while start < end:
+                part = file.read(min(bytes_max, end - start))
+                if not part:
+                    raise OSError(f"spool file {self._path} ends before byte {end}")
+                start += len(part)
+                yield part if stream is None else stream.update(part)
 
     def close(self) -> AccumulatedSegment:
         """At least one batch must have been appended."""

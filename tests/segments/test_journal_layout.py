@@ -1,0 +1,160 @@
+"""The layout of a journal object, and how the entries of several objects become one log."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from uuid import UUID
+
+import pytest
+from fetchproxy_protocol.primitives import Buffer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetchproxy.errors import CorruptSegment
+from fetchproxy.model import ByteRange, TopicIdPartition
+from fetchproxy.segments.journal import (
+    END_BYTES,
+    PART_BYTES_MAX,
+    JournalEntry,
+    JournalParts,
+    JournalPlace,
+    JournalTable,
+    PlacedEntry,
+    decode_table,
+    encode_table,
+    log_of,
+    opened_entry,
+    table_range,
+)
+from fetchproxy.segments.packing import Cipher, WrappedKey
+from fetchproxy.storage.ciphers import AesGcm
+
+ARCHIVER, OTHER = UUID(int=7), UUID(int=8)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
+CIPHER = AesGcm(bytes(range(32)))
+KEY = WrappedKey("k1", b"wrapped")
+
+
+def journal_object(bodies: list[bytes], cipher: Cipher | None) -> bytes:
+    """An object with an entry for each body, of a partition each."""
+    place = JournalPlace(ARCHIVER, 3)
+    parts, content, entries = JournalParts(place, cipher), b"", []
+    for number, body in enumerate(bodies):
+        tp = TopicIdPartition(UUID(int=1), "orders", number)
+        split = [body[at : at + PART_BYTES_MAX] for at in range(0, len(body), PART_BYTES_MAX)]
+        start, content = len(content), content + b"".join(parts.stored(tp, 10 * number, split))
+        pairs = tuple((producer, producer + 1) for producer in range(number % 3))
+        stored = ByteRange(start, len(content))
+        entries.append(JournalEntry(tp, 10 * number, 10 * number + 5, number - 1, pairs, stored))
+    key = None if cipher is None else KEY
+    return content + encode_table(JournalTable(place, "cluster", 1234, key, tuple(entries)))
+
+
+def read(content: bytes) -> JournalTable:
+    end, size = content[-END_BYTES:], len(content)
+    found = table_range(end, size, "an object")
+    return decode_table(content[found.start : found.end], end, size, "an object")
+
+
+def bodies_of(content: bytes, table: JournalTable, cipher: Cipher | None) -> list[bytes]:
+    view = memoryview(content)
+    return [
+        opened_entry(table.place, entry, view[entry.stored.start : entry.stored.end], cipher)
+        for entry in table.entries
+    ]
+
+
+@pytest.mark.parametrize("cipher", [None, CIPHER], ids=["plain", "encrypted"])
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5))
+def test_an_object_gives_back_what_was_written(cipher: Cipher | None, bodies: list[bytes]) -> None:
+    content = journal_object(bodies, cipher)
+    table = read(content)
+    assert bodies_of(content, table, cipher) == bodies
+    assert [entry.tp.partition for entry in table.entries] == list(range(len(bodies)))
+    assert (table.cluster_id, table.read_at_ms) == ("cluster", 1234)
+    assert table.key == (None if cipher is None else KEY)
+    assert all(len(entry.aborted) == number % 3 for number, entry in enumerate(table.entries))
+    if cipher is not None:
+        assert not any(len(body) > 8 and body in content for body in bodies)
+
+
+def test_an_entry_of_several_parts() -> None:
+    body = bytes(range(256)) * (PART_BYTES_MAX // 256 * 2 + 1)
+    content = journal_object([body, b"x"], CIPHER)
+    assert bodies_of(content, read(content), CIPHER) == [body, b"x"]
+
+
+@pytest.mark.parametrize("cipher", [None, CIPHER], ids=["plain", "encrypted"])
+def test_each_changed_byte_is_noticed(cipher: Cipher | None) -> None:
+    content = journal_object([b"first body", b"second body"], cipher)
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= 0x10
+        with pytest.raises(CorruptSegment):
+            bodies_of(bytes(changed), read(bytes(changed)), cipher)
+
+
+def test_each_shorter_object_is_noticed() -> None:
+    content = journal_object([b"first body", b"second body"], None)
+    for size in range(len(content)):
+        with pytest.raises(CorruptSegment):
+            read(content[:size])
+
+
+def test_a_part_of_another_partition_does_not_open() -> None:
+    """Somebody who can write to the store, but has no key, exchanges two entries."""
+    content = journal_object([b"first body", b"other body"], CIPHER)
+    table = read(content)
+    first, second = table.entries
+    view: Buffer = memoryview(content)[second.stored.start : second.stored.end]
+    with pytest.raises(CorruptSegment, match="authentication"):
+        opened_entry(table.place, first, memoryview(view), CIPHER)
+
+
+def placed(
+    start: int, end: int, *, epoch: int = 0, archiver: UUID = ARCHIVER, number: int = 0
+) -> PlacedEntry:
+    entry = JournalEntry(TP, start, end, epoch, (), ByteRange(0, 1))
+    return PlacedEntry(JournalPlace(archiver, number), number, entry)
+
+
+def offsets(entries: list[PlacedEntry]) -> list[tuple[int, int]]:
+    return [(one.entry.start_offset, one.entry.next_offset) for one in entries]
+
+
+CASES = {
+    "in turn": ([(0, 5, 0), (5, 9, 0), (9, 12, 0)], None, [(0, 5), (5, 9), (9, 12)]),
+    "some are archived": ([(0, 5, 0), (5, 9, 0), (9, 12, 0)], 9, [(9, 12)]),
+    "the archive ends inside one": ([(0, 5, 0), (5, 9, 0)], 7, [(5, 9)]),
+    "offsets are missing": ([(0, 5, 0), (6, 9, 0)], None, [(0, 5)]),
+    "they do not continue the archive": ([(6, 9, 0)], 5, []),
+    "all are archived": ([(0, 5, 0), (5, 9, 0)], 9, []),
+    "two archivers of one leader": (
+        [(0, 5, 0), (5, 9, 0), (0, 7, 0), (7, 8, 0)],
+        0,
+        [(0, 7), (5, 9)],
+    ),
+    "a new leader replaces the rest": ([(0, 5, 0), (5, 9, 0), (5, 7, 1)], 0, [(0, 5), (5, 7)]),
+    "a new leader goes on": ([(0, 5, 0), (5, 9, 1)], 0, [(0, 5), (5, 9)]),
+    "a new leader begins in the middle": ([(0, 2, 0), (2, 5, 0), (3, 4, 1)], 0, [(0, 2)]),
+    "a new leader goes on where the archive ends": ([(0, 5, 0), (3, 4, 1)], 3, [(3, 4)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_log_of_several_objects(case: str) -> None:
+    entries, end, expected = CASES[case]
+    made = [placed(a, b, epoch=epoch, number=n) for n, (a, b, epoch) in enumerate(entries)]
+    assert offsets(log_of(made, end)) == expected
+    assert offsets(log_of(reversed(made), end)) == expected
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=12, unique=True), st.integers(0, 30))
+def test_one_archivers_entries_are_all_taken(cuts: list[int], archive_end: int) -> None:
+    cuts.sort()
+    made = [placed(a, b, number=n) for n, (a, b) in enumerate(pairwise(cuts))]
+    taken = offsets(log_of(made, archive_end))
+    if archive_end < cuts[0]:
+        assert taken == []
+    else:
+        assert taken == [pair for pair in pairwise(cuts) if pair[1] > archive_end]

@@ -1,0 +1,264 @@
+"""The journal: records that are in no segment yet outlive brokers and archiver."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from archive_harness import (
+    Archive,
+    archived_up_to,
+    broker_batches,
+    open_archive,
+    running_archiver,
+    tps,
+    until,
+    until_true,
+    wall_clock_ms,
+)
+from confluent_kafka import Producer
+from memory_object_store import MemoryObjectStore
+
+from fetchproxy.auditing.journal_recovery import JournalRecovery, RecoveredLog
+from fetchproxy.config.schema import MiB
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.model import ByteRange, TopicIdPartition
+from fetchproxy.segments.journal import JournalTable
+from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
+from fetchproxy.storage.stores.object_store import Content
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.deletion.old_journals import OldJournals
+from fetchproxy.writing.journal import Journal
+from fetchproxy.writing.remote_log_manager import RemoteLogManager
+from fetchproxy.writing.spool import Spool
+from lab.mock_cluster import MockCluster
+
+TOPIC = "orders"
+PARTITIONS = 4
+# No segment is closed while a test runs.
+OPEN = {"recovery_point_ms": 50, "segment_age_max_ms": 600_000}
+
+
+def produce(mock: MockCluster, count: int) -> None:
+    producer = Producer({"bootstrap.servers": mock.bootstrap, "linger.ms": 5, "batch.size": 2_000})
+    for i in range(count):
+        for partition in range(PARTITIONS):
+            producer.produce(TOPIC, value=b"v" * 100, key=str(i).encode(), partition=partition)
+    assert producer.flush(180) == 0
+
+
+def journal_of(manager: RemoteLogManager) -> Journal:
+    assert manager.journal is not None
+    return manager.journal
+
+
+async def until_safe(manager: RemoteLogManager, end: int) -> None:
+    """Until the journal has each partition up to `end`."""
+
+    def safe() -> bool:
+        ends = [status.accumulated_end or status.archive_end or 0 for status in manager.status()]
+        point = journal_of(manager).recovery_point()
+        return len(ends) == PARTITIONS and min(ends) >= end and point.records == 0
+
+    await until_true(safe)
+
+
+async def tables_in(archive: Archive) -> list[JournalTable]:
+    async with recovery(archive) as one:
+        tables, faults = await one.tables()
+    assert faults == []
+    return tables
+
+
+@asynccontextmanager
+async def recovery(
+    archive: Archive, segment_bytes_max: int = MiB
+) -> AsyncIterator[JournalRecovery]:
+    copier = SegmentCopier(
+        archive.storage.rsm,
+        archive.rlmm,
+        copy_max_ms=60_000,
+        wall_clock_ms=wall_clock_ms,
+        uuid_factory=uuid.uuid4,
+    )
+    async with Spool(None, encrypted=archive.storage.packed.encrypts) as spool:
+        yield JournalRecovery(
+            archive.storage, archive.rlmm, copier, spool, segment_bytes_max=segment_bytes_max
+        )
+
+
+async def recover(archive: Archive, segment_bytes_max: int = MiB) -> list[RecoveredLog]:
+    async with recovery(archive, segment_bytes_max) as one:
+        tables, faults = await one.tables()
+        assert faults == []
+        return await one.recover(tables)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def at_rest(request: pytest.FixtureRequest, tmp_path: Path) -> AtRest:
+    if not request.param:
+        return NO_ENCRYPTION
+    ring = tmp_path / "keys.json"
+    write_keys(ring, NO_KEYS.with_new("k1", bytes(range(32))), new=True)
+    return AtRest(compress=False, keys=FileKeyRing(ring))
+
+
+async def test_all_records_are_there_when_brokers_and_archiver_are_gone(
+    mock_cluster: MockCluster, tmp_path: Path, at_rest: AtRest
+) -> None:
+    expected: dict[TopicIdPartition, bytes] = {}
+    async with open_archive(tmp_path / "store", at_rest) as archive:
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, **OPEN) as (
+            manager,
+            cluster,
+        ):
+            for end in (300, 600, 900):
+                await asyncio.to_thread(produce, mock_cluster, 300)
+                await until_safe(manager, end)
+            for tp in await tps(cluster, TOPIC):
+                expected[tp] = await broker_batches(cluster, tp, 0, 900)
+                assert not (await archive.view(tp)).segments
+        recovered = await recover(archive, segment_bytes_max=20_000)
+        assert [(one.end_before, one.end) for one in recovered] == [(None, 900)] * PARTITIONS
+        for tp, batches in expected.items():
+            assert len((await archive.view(tp)).segments) > 1
+            assert await archive.batches(tp) == batches
+        assert await tables_in(archive) == []
+
+
+async def test_it_continues_what_is_archived(mock_cluster: MockCluster, tmp_path: Path) -> None:
+    """Two archivers in turn; each ends without a copy of its last records."""
+    async with open_archive(tmp_path / "store") as archive:
+        for end, age_ms in ((200, 100), (400, 600_000), (600, 600_000)):
+            await asyncio.to_thread(produce, mock_cluster, 200)
+            changes = OPEN | {"segment_age_max_ms": age_ms}
+            async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, **changes) as (
+                manager,
+                cluster,
+            ):
+                if end == 200:
+                    ends = dict.fromkeys(range(PARTITIONS), 200)
+                    await until(manager, archived_up_to(TOPIC, ends))
+                await until_safe(manager, end)
+                found = await tps(cluster, TOPIC)
+                expected = {tp: await broker_batches(cluster, tp, 0, end) for tp in found}
+        recovered = await recover(archive)
+        assert [(one.end_before, one.end) for one in recovered] == [(200, 600)] * PARTITIONS
+        assert all(one.unreachable is None for one in recovered)
+        for tp in found:
+            assert await archive.batches(tp) == expected[tp]
+        assert await recover(archive) == []
+
+
+async def test_objects_go_when_segments_have_their_records(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    async with open_archive(tmp_path / "store") as archive:
+        changes = OPEN | {"segment_age_max_ms": 300}
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, **changes) as (
+            manager,
+            _,
+        ):
+            await asyncio.to_thread(produce, mock_cluster, 300)
+            await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 300)))
+            while await tables_in(archive):  # noqa: ASYNC110 - the store has no events
+                await asyncio.sleep(0.02)
+            point = journal_of(manager).recovery_point()
+            assert point.records == 0
+            assert point.age_s is not None
+
+
+class RefusingStore(MemoryObjectStore):
+    """Takes no journal while `refuses`."""
+
+    refuses = False
+    refusals = 0
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        if self.refuses and key.startswith("journals/"):
+            self.refusals += 1
+            raise StorageUnavailable("the store is away")
+        await super().put_file(key, path, settled=settled)
+
+
+async def test_what_a_store_did_not_take_is_written_later(mock_cluster: MockCluster) -> None:
+    store = RefusingStore()
+    store.refuses = True
+    async with (
+        open_archive(store) as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, **OPEN) as (manager, _),
+    ):
+        await asyncio.to_thread(produce, mock_cluster, 100)
+        await until_true(lambda: store.refusals > 2)
+        point = journal_of(manager).recovery_point()
+        assert point.records == 100 * PARTITIONS
+        store.refuses = False
+        await until_safe(manager, 100)
+        assert {e.next_offset for t in await tables_in(archive) for e in t.entries} == {100}
+
+
+class DamagingStore(MemoryObjectStore):
+    """Changes one byte of the first entry of each object of a journal but the first."""
+
+    damages = True
+
+    async def get_range(self, key: str, byte_range: ByteRange) -> Content:
+        content = bytearray(await super().get_range(key, byte_range))
+        is_first = key.endswith("/" + "0" * 20)
+        if self.damages and key.startswith("journals/") and not is_first and byte_range.start == 0:
+            content[10] ^= 1
+        return content
+
+
+async def test_a_damaged_entry_ends_its_log_and_no_other(mock_cluster: MockCluster) -> None:
+    store = DamagingStore()
+    async with open_archive(store) as archive:
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, **OPEN) as (
+            manager,
+            _,
+        ):
+            for end in (100, 200):
+                await asyncio.to_thread(produce, mock_cluster, 100)
+                await until_safe(manager, end)
+        recovered = await recover(archive)
+        damaged = [one for one in recovered if one.fault is not None]
+        assert damaged
+        assert all("CRC" in (one.fault or "") for one in damaged)
+        assert all(one.end != 200 and one.unreachable for one in damaged)
+        assert all(one.end == 200 for one in recovered if one.fault is None)
+        store.damages = False
+        assert [one.end for one in await recover(archive) if one.fault] == []
+        ends = [(await archive.view(one.tp)).log_end_offset for one in recovered]
+        assert ends == [200] * PARTITIONS
+
+
+async def test_journals_of_archivers_that_are_gone(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    """They stay until another archiver has copied the records, and no longer."""
+    async with open_archive(tmp_path / "store") as archive:
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, **OPEN) as (
+            manager,
+            _,
+        ):
+            await asyncio.to_thread(produce, mock_cluster, 100)
+            await until_safe(manager, 100)
+        old = OldJournals(
+            archive.storage.objects,
+            archive.rlmm,
+            uuid.uuid4(),
+            wall_clock_ms=wall_clock_ms,
+            interval_s=0,
+        )
+        left = len(await tables_in(archive))
+        assert left > 0
+        assert await old.delete_covered() == 0
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
+            await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 100)))
+        assert await old.delete_covered() == left
+        assert await tables_in(archive) == []
