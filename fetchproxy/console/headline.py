@@ -115,6 +115,9 @@ _WORDS: Mapping[str, _Words] = {
         "A new cluster could not be made as this one is: rights are missing", _NOTHING
     ),
     Kind.LOCAL_RETENTION_REFUSED: _Words("Local retention does not apply to {who}", _NOTHING),
+    Kind.JOURNAL_NOT_WRITTEN: _Words(
+        "The archiver's journal is not written", "A lost cluster would lose minutes of records."
+    ),
     Kind.LOG_BEGINS_AGAIN: _Words("The log of {who} begins again", _NOT_YET, rests=True),
     Kind.PARTITION_FAILING: _Words("Archiving fails for {who}", _NOT_YET, rests=True),
     Kind.SEGMENT_COPY_STALLED: _Words(

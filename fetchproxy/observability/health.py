@@ -324,6 +324,13 @@ class Kind(StrEnum):
         about="",
     )
     # About this process's own archiver only.
+    JOURNAL_NOT_WRITTEN = _error(
+        "journal_not_written",
+        "the archiver cannot write its journal: if the cluster is lost now, all records since the "
+        "last copies are lost with it",
+        "repair what the message names; the archiver tries again by itself",
+        about="",
+    )
     LOCAL_RETENTION_REFUSED = _error(
         "local_retention_refused",
         "local retention is not applied to the topic because of the topic's own settings",

@@ -596,6 +596,16 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "delete the folder",
         ),
         _warning(
+            "old_journal_damaged",
+            "a journal object that an archiver left behind cannot be read, and stays",
+            "none of its records can be recovered: delete the object once the archive has them",
+        ),
+        _warning(
+            "old_journals_not_deleted",
+            "journals of archivers that are gone could not be looked at or deleted",
+            "repair what the error names; the journals of other archivers stay until then",
+        ),
+        _warning(
             "stale_uploads_not_aborted",
             "unfinished uploads could not be removed; the store may charge for them",
             "if it happens again, allow the store's user to list and abort multipart uploads",
@@ -796,6 +806,10 @@ EVENTS: Mapping[str, LogEvent] = dict(
         _info(
             "settings_read_again",
             "SIGHUP was sent: `taken` are in force now, `waiting` need a restart",
+        ),
+        _info(
+            "old_journals_deleted",
+            "segments have all records of these journal objects, whose archivers are gone",
         ),
         _info("stale_uploads_aborted", "unfinished uploads of crashed archivers were removed"),
         _info("stopping", "the process got a signal and is stopping"),

@@ -16,12 +16,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from uuid import UUID
 
-import structlog
-
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import MiB
 from fetchproxy.errors import ClusterError, FetchProxyError
 from fetchproxy.model import ByteRange, TopicIdPartition
+from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import (
     JOURNAL_BYTES,
     JOURNAL_OBJECTS,
@@ -43,8 +42,6 @@ from fetchproxy.storage.key_rings import KeyRing, journal_context
 from fetchproxy.writing.partition_archiver import ManagedPartition
 from fetchproxy.writing.sources.segment_writer import SegmentWriter, Written
 from fetchproxy.writing.spool import Spool
-
-log = structlog.get_logger(__name__)
 
 # An archiver that catches up gains a lot. The rest goes into the next object, without a pause.
 _OBJECT_BYTES_MAX = 256 * MiB
@@ -101,6 +98,7 @@ class Journal:
     keys: KeyRing | None
     cluster: Cluster
     partitions: Callable[[], Mapping[TopicIdPartition, ManagedPartition]]
+    health: Health
     wall_clock_ms: Callable[[], int]
 
     def __post_init__(self) -> None:
@@ -110,7 +108,6 @@ class Journal:
         self._key: tuple[WrappedKey, Cipher] | None = None
         self._safe_until: float | None = None  # loop time (s)
         self._cluster_id = ""
-        self._failing = False
 
     async def run(self, spool: Spool) -> None:
         """Runs until it is cancelled."""
@@ -150,18 +147,10 @@ class Journal:
                 more = await self._write(spool)
                 await self._cut()
         except (FetchProxyError, OSError) as error:  # TimeoutError is an OSError
-            if not self._failing:  # once per outage
-                log.warning(
-                    "journal_not_written",
-                    error=str(error) or type(error).__name__,
-                    hint="repair the store or the spool's disk; until then, a lost cluster loses "
-                    "all records since the last copies",
-                )
-            self._failing = True
+            what = f"the journal is not written: {error or type(error).__name__}"
+            self.health.report(Condition(Kind.JOURNAL_NOT_WRITTEN, what))
             return False
-        if self._failing:
-            log.info("journal_written_again")
-        self._failing = False
+        self.health.clear(Kind.JOURNAL_NOT_WRITTEN)
         return more
 
     async def _write(self, spool: Spool) -> bool:

@@ -259,6 +259,7 @@ class RemoteLogManager(ArchiverParts):
                 keys=self.storage.at_rest.keys,
                 cluster=cluster,
                 partitions=lambda: self._partitions,
+                health=self.published_conditions.health,
                 wall_clock_ms=self.wall_clock_ms,
             )
             if config.recovery_point_ms

@@ -27,6 +27,7 @@ from fetchproxy.auditing.journal_recovery import JournalRecovery, RecoveredLog
 from fetchproxy.config.schema import MiB
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import ByteRange, TopicIdPartition
+from fetchproxy.observability.health import Kind
 from fetchproxy.segments.journal import JournalTable
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
@@ -186,6 +187,7 @@ class RefusingStore(MemoryObjectStore):
         await super().put_file(key, path, settled=settled)
 
 
+@pytest.mark.remedy("journal_not_written")
 async def test_what_a_store_did_not_take_is_written_later(mock_cluster: MockCluster) -> None:
     store = RefusingStore()
     store.refuses = True
@@ -197,9 +199,14 @@ async def test_what_a_store_did_not_take_is_written_later(mock_cluster: MockClus
         await until_true(lambda: store.refusals > 2)
         point = journal_of(manager).recovery_point()
         assert point.records == 100 * PARTITIONS
+        health = manager.published_conditions.health
+        condition = health.reported(Kind.JOURNAL_NOT_WRITTEN)
+        assert condition is not None
+        assert "the store is away" in condition.what
         store.refuses = False
         await until_safe(manager, 100)
         assert {e.next_offset for t in await tables_in(archive) for e in t.entries} == {100}
+        assert health.reported(Kind.JOURNAL_NOT_WRITTEN) is None
 
 
 class DamagingStore(MemoryObjectStore):

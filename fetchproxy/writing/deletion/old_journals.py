@@ -50,7 +50,7 @@ class OldJournals:
                     "old_journals_not_deleted",
                     error=str(error),
                     hint="repair what the error names; the journals of other archivers stay until "
-                    "then, and only cost space",
+                    "then",
                 )
 
     async def delete_covered(self) -> int:
