@@ -45,9 +45,10 @@ from fetchproxy.segments.journal import (
     opened_entry,
 )
 from fetchproxy.segments.packing import Cipher, WrappedKey
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.ciphers import AesGcm
 from fetchproxy.storage.key_rings import SETTING, journal_context
-from fetchproxy.storage.remote_storage import RemoteStorage
+from fetchproxy.storage.packed_logs import AtRest
 from fetchproxy.writing.archive_records import ArchiveRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.sources.segment_writer import SegmentWriter
@@ -77,7 +78,8 @@ class RecoveredLog:
 class JournalRecovery:
     """`copier`: makes the segments. Raises RemoteStorageError, CorruptSegment, OSError."""
 
-    storage: RemoteStorage
+    objects: ArchiveObjects
+    at_rest: AtRest
     rlmm: RemoteLogMetadataManager
     copier: SegmentCopier
     spool: Spool
@@ -93,9 +95,9 @@ class JournalRecovery:
         """
         found: list[JournalTable] = []
         faults: list[str] = []
-        async for journal, number, stored in self.storage.objects.list_journals():
+        async for journal, number, stored in self.objects.list_journals():
             try:
-                table = await read_table(self.storage.objects, journal, number, stored)
+                table = await read_table(self.objects, journal, number, stored)
             except DamagedObject as error:
                 faults.append(str(error))
             else:
@@ -115,7 +117,7 @@ class JournalRecovery:
         ends = {one.tp: one.end for one in recovered}
         for table in tables:
             if all(_is_archived(ends[e.tp], e.next_offset) for e in table.entries):
-                await self.storage.objects.delete_journal(*table.place)
+                await self.objects.delete_journal(*table.place)
         return recovered
 
     async def view(self, tp: TopicIdPartition) -> PartitionView:
@@ -123,8 +125,8 @@ class JournalRecovery:
 
     async def records(self, placed: PlacedEntry, key: WrappedKey | None) -> bytes:
         place, entry = placed.place, placed.entry
-        name = self.storage.objects.journal_key(*place)
-        raw = await self.storage.objects.get_journal_bytes(name, entry.stored)
+        name = self.objects.journal_key(*place)
+        raw = await self.objects.get_journal_bytes(name, entry.stored)
         cipher = await self._cipher(placed, key)
         try:
             return await asyncio.to_thread(opened_entry, place, entry, memoryview(raw), cipher)
@@ -132,8 +134,8 @@ class JournalRecovery:
             raise DamagedObject(f"{name}: {entry.tp}: {error}") from None
 
     async def _cipher(self, placed: PlacedEntry, key: WrappedKey | None) -> Cipher | None:
-        at_rest = self.storage.at_rest
-        name = self.storage.objects.journal_key(*placed.place)
+        at_rest = self.at_rest
+        name = self.objects.journal_key(*placed.place)
         if key is None:
             if at_rest.required:
                 raise DamagedObject(f"{name}: it is not encrypted, but {SETTING} requires that")
@@ -158,7 +160,7 @@ class _OneLog:
     def __post_init__(self) -> None:
         self._end = self.view.log_end_offset
         self._lineage = archived_lineage(self.view)
-        self._archive_records = ArchiveRecords(self.recovery.storage.objects, self.tp)
+        self._archive_records = ArchiveRecords(self.recovery.objects, self.tp)
         self._size_bytes = 0
         self._fault: str | None = None
         self._writer: SegmentWriter | None = None
@@ -199,7 +201,7 @@ class _OneLog:
         """The entry's batches. None: they cannot be read, which is noted."""
         try:
             records = await self.recovery.records(placed, self.keys[placed.place])
-            name = self.recovery.storage.objects.journal_key(*placed.place)
+            name = self.recovery.objects.journal_key(*placed.place)
             await asyncio.to_thread(_check, name, placed.entry, records)
         except (DamagedObject, ObjectNotFound, SegmentLocked) as error:
             self._fault = str(error)

@@ -250,13 +250,13 @@ class RemoteLogManager(ArchiverParts):
         self._discovered = False
         self._found: list[TopicInfo] = []  # by the last discovery
         self._discovery_error: str | None = None
-        archiver = self.uuid_factory()
+        archiver, at_rest = self.uuid_factory(), self.storage.at_rest
         self.journal = (
             Journal(
                 self._objects,
                 archiver,
                 interval_ms=config.recovery_point_ms,
-                keys=self.storage.at_rest.keys,
+                keys=at_rest.keys,
                 cluster=cluster,
                 partitions=lambda: self._partitions,
                 health=self.published_conditions.health,

@@ -89,7 +89,12 @@ async def recovery(
     )
     async with Spool(None, encrypted=archive.storage.packed.encrypts) as spool:
         yield JournalRecovery(
-            archive.storage, archive.rlmm, copier, spool, segment_bytes_max=segment_bytes_max
+            archive.storage.objects,
+            archive.storage.at_rest,
+            archive.rlmm,
+            copier,
+            spool,
+            segment_bytes_max=segment_bytes_max,
         )
 
 
