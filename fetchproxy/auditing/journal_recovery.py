@@ -49,7 +49,7 @@ from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.ciphers import AesGcm
 from fetchproxy.storage.key_rings import SETTING, journal_context
 from fetchproxy.storage.packed_logs import AtRest
-from fetchproxy.writing.archive_records import ArchiveRecords
+from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.sources.segment_writer import SegmentWriter
 from fetchproxy.writing.spool import Spool
@@ -160,7 +160,7 @@ class _OneLog:
     def __post_init__(self) -> None:
         self._end = self.view.log_end_offset
         self._lineage = archived_lineage(self.view)
-        self._archive_records = ArchiveRecords(self.recovery.objects, self.tp)
+        self._completeness = CompletenessRecords(self.recovery.objects, self.tp)
         self._size_bytes = 0
         self._fault: str | None = None
         self._writer: SegmentWriter | None = None
@@ -183,7 +183,7 @@ class _OneLog:
     async def copy(self, chain: Sequence[PlacedEntry]) -> None:
         if not chain:
             return
-        await self._archive_records.read()
+        await self._completeness.read()
         position = chain[0].entry.start_offset if self._end is None else self._end
         try:
             for placed in chain:
@@ -240,7 +240,7 @@ class _OneLog:
             )
         finally:
             await writer.discard()
-        await self._archive_records.finished(finished)
+        await self._completeness.finished(finished)
         self._lineage = extend_lineage(self._lineage, segment.leader_epochs)
         self._end = finished.end_offset + 1
         self._size_bytes += finished.segment_size_bytes
@@ -250,7 +250,7 @@ class _OneLog:
         view = await self.recovery.view(self.tp)
         if view.log_end_offset != self._end:
             raise CopyOvertaken(f"{self.tp} is already archived up to {view.log_end_offset}")
-        await self._archive_records.begin(view, start_offset)
+        await self._completeness.begin(view, start_offset)
 
 
 def _check(name: str, entry: JournalEntry, records: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
@@ -14,6 +15,7 @@ from fetchproxy.archive import StoredArchive, store_url, stored_archive, wall_cl
 from fetchproxy.cli import options
 from fetchproxy.cli.console_client import AsJson, json_text, table, terminal
 from fetchproxy.cli.jobs import count
+from fetchproxy.cli.journal import recover_journal
 from fetchproxy.cli.running import run_to_end, safe_one_line, users_errors
 from fetchproxy.cluster_state.comparison import (
     ComparedGroup,
@@ -25,9 +27,10 @@ from fetchproxy.cluster_state.document import decode_state
 from fetchproxy.cluster_state.kept import state_at
 from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import ConfigError, RemoteStorageError
+from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, RemoteStorageError
+from fetchproxy.metadata.archiver_positions import RecoveryPoint, decode_recovery_point
 from fetchproxy.runtime.cooperative import for_each
-from fetchproxy.storage.archive_objects import ClusterStateObject
+from fetchproxy.storage.archive_objects import ArchiveObjects, ClusterStateObject
 
 _TOPICS_AT_ONCE = 16
 _LISTED_MAX = 10  # of the kept states, and of the groups beyond the archive
@@ -71,11 +74,10 @@ class _StateAndArchive(NamedTuple):
     partitions: Sequence[ComparedPartition]
     groups: Sequence[ComparedGroup]
     unread: dict[str, str]
+    recovery_points: Sequence[RecoveryPoint]
 
 
-@app.callback()
-def _root() -> None:
-    """Without it, typer would take the only command for the group itself."""
+app.command("recover-journal")(recover_journal)
 
 
 @app.command("show")
@@ -128,13 +130,28 @@ async def _read(config: Config, at_ms: int) -> _StateAndArchive:
         state = decode_state(await objects.get_cluster_state(found), found.key)
         unread: dict[str, str] = {}
         ends = await _archived_ends(archive, state, unread)
+        points = await _recovery_points(objects)
     return _StateAndArchive(
         kept,
         state,
         list(compared_partitions(state, ends)),
         list(compared_groups(state, ends)),
         unread,
+        points,
     )
+
+
+async def _recovery_points(objects: ArchiveObjects) -> list[RecoveryPoint]:
+    """As the running archivers with a journal have written them in the last seconds."""
+    points: list[RecoveryPoint] = []
+    async for stored in objects.list_archiver_positions():
+        try:
+            raw = await objects.get_archiver_positions(stored.key)
+            point = decode_recovery_point(raw, stored.key)
+        except (ObjectNotFound, CorruptSegment):
+            continue  # it has ended meanwhile, or another version's is unreadable here
+        points += [] if point is None else [point]
+    return points
 
 
 def _nothing(config: Config, kept: Sequence[ClusterStateObject], at_ms: int) -> str:
@@ -206,6 +223,7 @@ def as_document(found: _StateAndArchive, topic: str | None) -> dict[str, object]
             {"what": one.what, "why": one.why, "right": one.right} for one in state.missing
         ],
         "unread": found.unread,
+        "recovery_points": [asdict(point) for point in found.recovery_points],
     }
 
 
@@ -294,9 +312,19 @@ def _print(found: _StateAndArchive, topic: str | None) -> None:
         _say(f"missing: {missing.what}: {missing.why}{right}")
     for name, error in found.unread.items():
         _say(f"the archive of {name} was not read: {error}")
+    if found.recovery_points:
+        _say(_lost_now(found.recovery_points))
     newest = [time_text(one.read_at_ms) for one in reversed(found.kept)]
     more = f" and {len(newest) - _LISTED_MAX} more" if len(newest) > _LISTED_MAX else ""
     _say(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
+
+
+def _lost_now(points: Sequence[RecoveryPoint]) -> str:
+    records = sum(point.records for point in points)
+    ages = [point.age_ms for point in points if point.age_ms is not None]
+    known = len(ages) == len(points)
+    age = f"{max(ages) / 1000:.1f} s" if known else "a time that is not known yet"
+    return f"if cluster and archivers were lost now: {age} and {count(records, 'record')} lost"
 
 
 def _say(text: str) -> None:

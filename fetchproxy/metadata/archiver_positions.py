@@ -6,6 +6,7 @@ brokers had lost them. So each archiver leaves an object in the store that says 
 at and above it are.
 
     {"version": 1, "beat": 17, "troubles": ["a sentence"], "retention": "the brokers delete …",
+     "recovery_point": {"age_ms": 2100, "records": 8204},
      "positions": {"<topic id>": {"0": 1234, "1": -1}}}
 
 An archiver rewrites its object when its content changes, and every `HEARTBEAT_INTERVAL_S` with
@@ -21,7 +22,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 from uuid import UUID
 
@@ -74,8 +75,21 @@ class OperatorNotes:
     retention: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RecoveryPoint:
+    """What would be lost with brokers and archiver now. `age_ms`: all records up to this long ago
+    are safe; None: not known yet.
+    """
+
+    age_ms: int | None
+    records: int
+
+
 async def encode_positions(
-    positions: Positions, beat: int, operator_notes: OperatorNotes = OperatorNotes()
+    positions: Positions,
+    beat: int,
+    operator_notes: OperatorNotes = OperatorNotes(),
+    recovery_point: RecoveryPoint | None = None,
 ) -> bytes:
     """Encodes topic by topic: 10,000 partitions at once would block the event loop for ms."""
     topics: dict[UUID, dict[int, int]] = {}
@@ -88,6 +102,8 @@ async def encode_positions(
     lines = (
         f'"troubles":{_json(operator_notes.troubles)},"retention":{_json(operator_notes.retention)}'
     )
+    if recovery_point is not None:
+        lines += f',"recovery_point":{json.dumps(asdict(recovery_point))}'
     return (
         f'{{"version":{_VERSION},"beat":{beat},{lines},"positions":{{{",".join(texts)}}}}}\n'
     ).encode()
@@ -100,6 +116,19 @@ def _json(value: Mapping[int, int] | tuple[str, ...] | str) -> str:
 def decode_positions(raw: bytes, key: str) -> tuple[dict[tuple[UUID, int], int], OperatorNotes]:
     """Raises CorruptSegment, naming `key`."""
     return decode_document(raw, key, _VERSION, lambda f: (dict(_entries(f)), _operator_notes(f)))
+
+
+def decode_recovery_point(raw: bytes, key: str) -> RecoveryPoint | None:
+    """None: the archiver has no journal. Raises CorruptSegment, naming `key`."""
+    return decode_document(raw, key, _VERSION, _recovery_point)
+
+
+def _recovery_point(fields: JsonFields) -> RecoveryPoint | None:
+    if "recovery_point" not in fields.names():
+        return None
+    point = JsonFields(fields.mapping("recovery_point"))
+    age_ms = None if point.is_null("age_ms") else point.integer("age_ms", 0, INT64_LIMIT)
+    return RecoveryPoint(age_ms, point.integer("records", 0, INT64_LIMIT))
 
 
 def _operator_notes(fields: JsonFields) -> OperatorNotes:

@@ -140,6 +140,9 @@ class JsonFields:
             raise CorruptSegment(f"field {name} is not a {of.__name__}: {value[:80]!r}")
         return of[value]
 
+    def is_null(self, name: str) -> bool:
+        return self._field(name) is None
+
     def names(self) -> list[str]:
         return list(self._document)
 

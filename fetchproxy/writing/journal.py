@@ -19,6 +19,7 @@ from uuid import UUID
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import MiB
 from fetchproxy.errors import ClusterError, FetchProxyError
+from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.model import ByteRange, TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import (
@@ -52,16 +53,6 @@ _DELETES_PER_WRITE_MAX = 3
 # What was gained of a partition that this archiver does not lead any more is kept until the archive
 # has it. If that never happens (the topic is deleted), it is kept for this long (s).
 _KEPT_MAX_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryPoint:
-    """What would be lost with brokers and archiver now. `age_s`: all records up to this long ago
-    are safe; None: not known yet.
-    """
-
-    age_s: float | None
-    records: int
 
 
 @dataclass(slots=True)
@@ -126,13 +117,14 @@ class Journal:
         for tp, partition in self.partitions().items():
             if partition.leads:
                 records += max(_log_end(partition, self.cluster) - self._safe_end(tp, partition), 0)
-        return RecoveryPoint(None if self._safe_until is None else now - self._safe_until, records)
+        until = self._safe_until
+        return RecoveryPoint(None if until is None else round(1000 * (now - until)), records)
 
     def _publish(self) -> None:
         point = self.recovery_point()
         RECOVERY_POINT_RECORDS.set(point.records)
-        if point.age_s is not None:
-            RECOVERY_POINT_AGE_SECONDS.set(point.age_s)
+        if point.age_ms is not None:
+            RECOVERY_POINT_AGE_SECONDS.set(point.age_ms / 1000)
         JOURNAL_OBJECTS.set(self._number - self._oldest)
 
     def _safe_end(self, tp: TopicIdPartition, partition: ManagedPartition) -> int:

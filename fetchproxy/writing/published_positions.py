@@ -19,6 +19,7 @@ from fetchproxy.metadata.archiver_positions import (
     SILENT_MAX_S,
     OperatorNotes,
     Positions,
+    RecoveryPoint,
     encode_positions,
 )
 from fetchproxy.model import TopicIdPartition
@@ -43,7 +44,8 @@ _WITHDRAW_MAX_S = 2.0
 class PublishedPositions:
     """Publishes from which offset on this archiver accumulates each partition. One per archiver.
     `tps` are its partitions; `archiver_position` as in ArchiverPositions. `operator_notes`: texts
-    about this archiver, given the topics that it accumulates.
+    about this archiver, given the topics that it accumulates. `recovery_point`: written with each
+    heartbeat; None without a journal.
     """
 
     objects: ArchiveObjects
@@ -51,6 +53,7 @@ class PublishedPositions:
     tps: Callable[[], Iterable[TopicIdPartition]]
     archiver_position: Callable[[TopicIdPartition], int | None]
     operator_notes: Callable[[Collection[UUID]], OperatorNotes] = lambda topics: OperatorNotes()
+    recovery_point: Callable[[], RecoveryPoint | None] = lambda: None
 
     def __post_init__(self) -> None:
         self.key = self.objects.archiver_positions_key(self.instance)
@@ -94,7 +97,9 @@ class PublishedPositions:
         self._beat += 1
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
-                content = await encode_positions(positions, self._beat, operator_notes)
+                content = await encode_positions(
+                    positions, self._beat, operator_notes, self.recovery_point()
+                )
                 await self.objects.put_archiver_positions(self.instance, content)
         except (RemoteStorageError, TimeoutError) as error:
             if not self._failing:  # once per outage

@@ -23,7 +23,7 @@ from fetchproxy.errors import (
     LogTruncated,
     RemoteStorageError,
 )
-from fetchproxy.metadata.archiver_positions import NOT_KNOWN, OperatorNotes
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN, OperatorNotes, RecoveryPoint
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -274,6 +274,7 @@ class RemoteLogManager(ArchiverParts):
             lambda: self._partitions,
             self.archiver_position,
             self._operator_notes,
+            self.recovery_point,
         )
 
     async def run(self) -> None:
@@ -325,6 +326,12 @@ class RemoteLogManager(ArchiverParts):
         if partition.stopped or not partition.leads or partition.brings_nothing:
             return None
         return partition.archiver.position
+
+    def recovery_point(self) -> RecoveryPoint | None:
+        """What would be lost with brokers and archiver now. None: there is no journal. Never
+        blocks.
+        """
+        return None if self.journal is None else self.journal.recovery_point()
 
     def _operator_notes(self, topics: Iterable[UUID]) -> OperatorNotes:
         return self.watch.operator_notes(map(self.topic_config, topics))

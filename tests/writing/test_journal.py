@@ -176,7 +176,7 @@ async def test_objects_go_when_segments_have_their_records(
                 await asyncio.sleep(0.02)
             point = journal_of(manager).recovery_point()
             assert point.records == 0
-            assert point.age_s is not None
+            assert point.age_ms is not None
 
 
 class RefusingStore(MemoryObjectStore):

@@ -1,0 +1,111 @@
+"""`fetchproxy cluster recover-journal`: segments of the records that only a journal has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import typer
+
+from fetchproxy.archive import stored_archive, wall_clock_ms
+from fetchproxy.auditing.journal_recovery import JournalRecovery, RecoveredLog
+from fetchproxy.cli import options
+from fetchproxy.cli.console_client import AsJson, json_text, table, terminal
+from fetchproxy.cli.jobs import count
+from fetchproxy.cli.running import run_to_end, safe_one_line, users_errors
+from fetchproxy.config.schema import Config
+from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.spool import Spool
+
+_COLUMNS = (
+    *(("topic", "topic"), ("partition", "partition"), ("end before", "end_before")),
+    *(("end now", "end"), ("bytes", "size_bytes"), ("not recovered", "not_recovered")),
+)
+EXIT_INCOMPLETE = 1
+
+
+class _Recovery(NamedTuple):
+    """`faults`: of objects that cannot be read at all."""
+
+    logs: Sequence[RecoveredLog]
+    faults: Sequence[str]
+
+
+@options.shares("store")
+def recover_journal(context: typer.Context, as_json: AsJson = False) -> None:
+    """Copy the records of a lost cluster that are only in the journal of its archivers.
+
+    The journal is written if archive.recovery_point_ms is set. The command makes segments of its
+    records, so that the archive ends where the journal ended. It needs no broker. It may be
+    repeated, and does no harm if the archiver still runs.
+
+    Exit codes: 0 all records of the journal are in segments; 1 some could not be recovered, and the
+    journal still has them; 2 the archive cannot be read or written; 130 interrupted.
+    """
+    with users_errors():
+        config = options.read_logged(context)
+    found = run_to_end(_recover(config))
+    if as_json:
+        typer.echo(json_text(as_document(found)))
+    else:
+        _print(found)
+    if found.faults or any(one.unreachable or one.fault for one in found.logs):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+async def _recover(config: Config) -> _Recovery:
+    """Raises ConfigError, RemoteStorageError, CorruptSegment, OSError."""
+    async with stored_archive(config, writes=True) as (storage, rlmm):
+        copier = SegmentCopier(
+            storage.rsm,
+            rlmm,
+            copy_max_ms=config.archive.copy_max_ms,
+            wall_clock_ms=wall_clock_ms,
+            uuid_factory=uuid4,
+        )
+        async with Spool(config.archive.spool_dir, encrypted=storage.packed.encrypts) as spool:
+            recovery = JournalRecovery(
+                storage.objects,
+                storage.at_rest,
+                rlmm,
+                copier,
+                spool,
+                segment_bytes_max=config.archive.segment_bytes_max,
+            )
+            tables, faults = await recovery.tables()
+            return _Recovery(await recovery.recover(tables), faults)
+
+
+def as_document(found: _Recovery) -> dict[str, object]:
+    return {"partitions": list(_rows(found.logs)), "faults": list(found.faults)}
+
+
+def _rows(logs: Sequence[RecoveredLog]) -> Iterator[dict[str, Any]]:
+    for one in logs:
+        first, last = one.unreachable or (0, -1)
+        yield {
+            "topic": one.tp.topic,
+            "partition": one.tp.partition,
+            "end_before": one.end_before,
+            "end": one.end,
+            "size_bytes": one.size_bytes,
+            "not_recovered": f"{first}-{last}" if one.unreachable else "",
+            "fault": one.fault,
+        }
+
+
+def _print(found: _Recovery) -> None:
+    gained = [one for one in found.logs if one.end != one.end_before or one.unreachable]
+    if gained:
+        terminal().print(table(list(_rows(gained)), _COLUMNS))
+    for one in found.logs:
+        if one.fault is not None:
+            typer.echo(safe_one_line(one.fault))
+    for fault in found.faults:
+        typer.echo(safe_one_line(fault))
+    size_bytes = sum(one.size_bytes for one in found.logs)
+    typer.echo(
+        f"{count(len(gained), 'partition')} of {len(found.logs)} in the journal had more than the "
+        f"archive: {size_bytes:,} bytes copied"
+    )
