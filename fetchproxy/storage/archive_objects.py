@@ -394,7 +394,8 @@ class ArchiveObjects:
 
     async def list_journals(self) -> AsyncIterator[tuple[UUID, int, StoredObject]]:
         """Every object of every archiver's journal, by archiver and number."""
-        async for found in self._store.list(keys.journals_folder(self._prefix)):
+        await self._identity.check()
+        async for found in self._listed(keys.journals_folder(self._prefix)):
             parsed = keys.parse_journal_key(self._prefix, found.key)
             if parsed is not None:
                 yield *parsed, found
