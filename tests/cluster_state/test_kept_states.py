@@ -35,7 +35,7 @@ from fetchproxy.storage.archive_objects import ClusterStateObject
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 
 
-def kept(*times: int) -> list[ClusterStateObject]:
+def states_read_at(*times: int) -> list[ClusterStateObject]:
     return [ClusterStateObject(at, "c", str(at)) for at in sorted(times)]
 
 
@@ -43,7 +43,7 @@ def after_each(times: list[int], retention_ms: int) -> list[ClusterStateObject]:
     """What stays if each write removes what has served its time."""
     states: list[ClusterStateObject] = []
     for at in sorted(set(times)):
-        states += kept(at)
+        states += states_read_at(at)
         gone = list(served_their_time(states, at, retention_ms))
         states = [one for one in states if one not in gone]
     return states
@@ -80,7 +80,7 @@ def test_the_newest_stays_and_so_does_one_for_each_kept_hour(
 
 
 def test_a_state_counts_from_its_time_on() -> None:
-    states = kept(10, 20, 30)
+    states = states_read_at(10, 20, 30)
     assert state_at(states, 9) is None
     assert [getattr(state_at(states, at), "read_at_ms", None) for at in (10, 19, 20, 99)] == [
         *(10, 10, 20, 30),

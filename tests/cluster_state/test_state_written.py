@@ -60,11 +60,11 @@ class Scene:
             lambda: self.now,
         )
 
-    async def kept(self) -> list[ClusterStateObject]:
+    async def states(self) -> list[ClusterStateObject]:
         return await self.archive.storage.objects.list_cluster_states()
 
     async def times(self) -> list[int]:
-        return [one.read_at_ms for one in await self.kept()]
+        return [one.read_at_ms for one in await self.states()]
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ async def test_a_state_is_written_when_it_has_changed(kafka: SecuredKafka, tmp_p
         commit(kafka.bootstrap, "changed", topic, 7)
         await here.writer.write_once()
         assert await here.times() == [NOON, NOON + 3 * MINUTE]
-        newest = (await here.kept())[-1]
+        newest = (await here.states())[-1]
         state = decode_state(await here.archive.storage.objects.get_cluster_state(newest), "key")
         [group] = [group for group in state.groups if group.group_id == "changed"]
         assert [one.offset for one in group.offsets] == [7]
@@ -182,7 +182,7 @@ async def test_missing_rights_are_a_condition_until_they_are_granted(
             "DESCRIBE_CONFIGS on the cluster",
         ):
             assert right in condition.what
-        assert len(await here.kept()) == 1  # what may be read is kept all the same
+        assert len(await here.states()) == 1  # what may be read is kept all the same
 
         kafka.allow("proxy", "kafka-cluster", "DESCRIBE", "DESCRIBE_CONFIGS", resource="BROKER")
         kafka.allow("proxy", "*", "DESCRIBE", "DESCRIBE_CONFIGS", "READ")
@@ -205,7 +205,7 @@ async def test_an_outage_is_logged_once_and_the_old_state_stays(
             await asyncio.sleep(0.5)
             running.cancel()
         assert [line["event"] for line in logs].count("cluster_state_not_written") == 1
-        assert await here.kept() == []
+        assert await here.states() == []
 
 
 def show(folder: Path, *options: str) -> Any:

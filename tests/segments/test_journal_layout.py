@@ -52,8 +52,8 @@ def journal_object(bodies: list[bytes], cipher: Cipher | None) -> bytes:
 
 def read(content: bytes) -> JournalTable:
     end, size = content[-END_BYTES:], len(content)
-    found = table_range(end, size, "an object")
-    return decode_table(content[found.start : found.end], end, size, "an object")
+    place = table_range(end, size, "an object")
+    return decode_table(content[place.start : place.end], end, size, "an object")
 
 
 def bodies_of(content: bytes, table: JournalTable, cipher: Cipher | None) -> list[bytes]:

@@ -151,12 +151,12 @@ async def test_it_continues_what_is_archived(mock_cluster: MockCluster, tmp_path
                     ends = dict.fromkeys(range(PARTITIONS), 200)
                     await until(manager, archived_up_to(TOPIC, ends))
                 await until_safe(manager, end)
-                found = await tps(cluster, TOPIC)
-                expected = {tp: await broker_batches(cluster, tp, 0, end) for tp in found}
+                partitions = await tps(cluster, TOPIC)
+                expected = {tp: await broker_batches(cluster, tp, 0, end) for tp in partitions}
         recovered = await recover(archive)
         assert [(one.end_before, one.end) for one in recovered] == [(200, 600)] * PARTITIONS
         assert all(one.unreachable is None for one in recovered)
-        for tp in found:
+        for tp in partitions:
             assert await archive.batches(tp) == expected[tp]
         assert await recover(archive) == []
 
@@ -267,10 +267,10 @@ async def test_journals_of_archivers_that_are_gone(
             wall_clock_ms=wall_clock_ms,
             interval_s=0,
         )
-        left = len(await tables_in(archive))
-        assert left > 0
+        count = len(await tables_in(archive))
+        assert count > 0
         assert await old.delete_covered() == 0
         async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
             await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 100)))
-        assert await old.delete_covered() == left
+        assert await old.delete_covered() == count
         assert await tables_in(archive) == []

@@ -58,7 +58,7 @@ async def test_aborted_transactions_are_those_that_the_log_has(
         [recovered] = await recover(archive, segment_bytes_max=1_000)
         assert (recovered.end, recovered.fault) == (end, None)
         batches = await archive.batches(tp)
-        found = [
+        aborted = [
             (txn.producer_id, txn.first_offset)
             for segment in (await archive.view(tp)).segments
             if segment.has_aborted_txns
@@ -75,7 +75,7 @@ async def test_aborted_transactions_are_those_that_the_log_has(
             for txn in await other.aborted(segment)
         ]
     assert len(set(expected)) == 18
-    assert set(found) == set(expected)
+    assert set(aborted) == set(expected)
 
 
 def _is_safe(manager: RemoteLogManager, end: int) -> bool:
