@@ -394,6 +394,10 @@ class ClientQuota:
             )
         return self._reader.fetch_wait_s(partitions, session_partitions)
 
+    def fetch_repeats(self, named: int, session_partitions: int) -> bool:
+        """A fetch has come that equals the one before: see `Reader.fetch_repeats`."""
+        return self._reader is not None and self._reader.fetch_repeats(named, session_partitions)
+
     def budget_bytes(self, bytes_max: int) -> int:
         """`bytes_max` of a fetch, or less if its client takes less at once."""
         return bytes_max if self._reader is None else self._reader.budget_bytes(bytes_max)

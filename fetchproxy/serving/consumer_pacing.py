@@ -71,6 +71,7 @@ _KNOWN_MAX = 10_000
 PARTITIONS_PACED_MAX = 1_000
 # The same for clients that are never paced: their records are only counted for the console's page.
 PARTITIONS_COUNTED_MAX = 100
+_OFFSETS_KEPT_MIN = 100  # a reader keeps that many, whatever its client still names
 _PARTITION_BYTES = 250  # memory of a reader per partition: its key and offset
 # "Lately" stands for the last LATELY_S to 2 * LATELY_S seconds.
 LATELY_S = 5.0
@@ -471,6 +472,18 @@ class Reader:
             PACED_SECONDS.inc(due_in)
         return due_in
 
+    def fetch_repeats(self, named: int, session_partitions: int) -> bool:
+        """As `fetch_wait_s` for a fetch that names the same partitions, `named` in number, at the
+        same offsets as the one before: no record was taken, so it does not wait.
+
+        False: nothing was counted, as the consumer is paced or there are offsets to forget.
+        """
+        if self._consumer.consumer_pace.pace or self._has_others(named):
+            return False
+        size, self._response_bytes = self._response_bytes, 0
+        self.lately.add(self._responded_at, 0, size, max(named, session_partitions))
+        return True
+
     def budget_bytes(self, bytes_max: int) -> int:
         consumer_pace = self._consumer.consumer_pace
         if not consumer_pace.pace or not self.record_bytes:
@@ -514,6 +527,13 @@ class Reader:
             if 0 < step <= _ADVANCE_MAX:
                 advanced += step
             seen[key] = offset
-        if len(seen) > 2 * max(len(partitions), self.lately.partitions) + 100:
+        if self._has_others(len(partitions)):
             self._offsets = {key: seen[key] for key in partitions}
         return advanced
+
+    def _has_others(self, named: int) -> bool:
+        """Most offsets are of partitions that the client does not name any more."""
+        kept = len(self._offsets)
+        if kept <= _OFFSETS_KEPT_MIN:
+            return False
+        return kept > 2 * max(named, self.lately.partitions) + _OFFSETS_KEPT_MIN

@@ -551,6 +551,12 @@ class RequestFraming(ABC, Generic[Handling]):
         """No further request is handled now."""
         return self.at_limit or (self.final and bool(self._carry))
 
+    def takes_alone(self, size: int) -> bool:
+        """A request of this size, prefix included, could be handled at once if it came now."""
+        if self._carry or self._left or self.at_limit or self.ended or self.final:
+            return False
+        return size - INT32.size <= self.bytes_max and not self._session.muted
+
     def _has_begun(self) -> bool:
         """The next request was looked at and left for later."""
         return False

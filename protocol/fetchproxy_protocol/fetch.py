@@ -414,9 +414,14 @@ def with_session(
     `body_at`: the position where the header ends, counted after the size prefix.
     """
     out = bytearray(frame)
-    at = 4 + body_at + (4 if version < REPLICA_STATE_FROM else 0) + _HEAD.size + 1
+    at = session_epoch_at(body_at, version) - INT32.size
     _SESSION.pack_into(out, at, session_id, session_epoch)
     return bytes(out)
+
+
+def session_epoch_at(body_at: int, version: int) -> int:
+    """The position of the session epoch in a framed request (v7+); see `with_session`."""
+    return 4 + body_at + (4 if version < REPLICA_STATE_FROM else 0) + _LIMITS.size - INT32.size
 
 
 def with_bytes_max(frame: bytes, body_at: int, version: int, bytes_max: int) -> bytes:

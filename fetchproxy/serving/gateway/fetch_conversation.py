@@ -11,6 +11,10 @@ plan says which partitions the archive answers, and the broker is asked for the 
 (`BrokerPoll`). A response with records leaves at once with that partition empty, and the next fetch
 gets the archived records.
 
+Idle consumers send the same fetch again and again, and get the same response. The second of them is
+a `RepeatedFetch`, which stands for all that follow: it compares bytes and leaves out what would
+change nothing. Whatever is different takes the way of any other fetch.
+
 The tier that is ready first is answered first (`next_state`). Tail data never waits for the
 archive. Archived data does not wait for the broker's long poll, which is then *parked* until the
 next fetch.
@@ -21,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
+from struct import Struct
 from typing import NamedTuple, Protocol
 
 from fetchproxy_protocol.apis import ErrorCode, MalformedMessage
@@ -37,14 +42,16 @@ from fetchproxy_protocol.fetch import (
     head_bytes,
     parse_fetch_request,
     plain_session_id,
+    session_epoch_at,
     with_bytes_max,
     with_session,
 )
-from fetchproxy_protocol.fetch_layout import TOPIC_IDS_FROM
+from fetchproxy_protocol.fetch_layout import SESSIONS_FROM, TOPIC_IDS_FROM
 from fetchproxy_protocol.fetch_scan import FetchResponseScan
 from fetchproxy_protocol.headers import client_id, peek_request_header
 from fetchproxy_protocol.primitives import INT32
 
+from fetchproxy.config.schema import KiB
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.serving.archived_entries import EncodedTopics
 from fetchproxy.serving.gateway.broker_link import ScannedResponse
@@ -65,6 +72,10 @@ NOTHING_INJECTED: EncodedTopics = {}
 # microsecond or two, and a piece is walked in one turn.
 WALKED_AT_ONCE = 1_000
 PARTITION_BYTES_MIN = 16  # of a request (v4)
+# Longer requests and responses are not kept for a comparison with the next ones.
+REPEATED_REQUEST_BYTES_MAX = 4 * KiB
+REPEATED_RESPONSE_BYTES_MAX = 512
+_CORRELATION_ID_AT = 8  # in a request; in a response, it ends there
 # Longest that one tier waits for the other: for a response that is due at once, or for Metadata.
 TAIL_GRACE_S = 0.05
 
@@ -191,6 +202,7 @@ class FetchConversation:
     is taken in.
 
     `parked`: a poll at the broker that no fetch of the client has taken up yet.
+    `repeated`: the last fetch, if it equals the one before it and has passed.
     `archive_has_next_turn`: the tail has left no room for archived records.
     `tail_is_read`: the broker's last response had no partition out of range.
     `throttle_time_ms`: the throttle time of responses that the client did not see.
@@ -216,6 +228,8 @@ class FetchConversation:
         self.state = FetchState.IDLE
         self.parsed: FetchRequest | None = None  # in READING and PACED
         self.parked: BrokerPoll | None = None
+        self.repeated: RepeatedFetch | None = None
+        self._frame_before = b""  # the last request that passed
         self.archive_has_next_turn = False
         self.tail_is_read = False
         self.throttle_time_ms = 0
@@ -238,7 +252,7 @@ class FetchConversation:
         """The session is over: drop all state, and what refers to this object."""
         self.mirror.forget()
         self.topics.drop()
-        self.head = self.parsed = self.parked = self._named = None
+        self.head = self.parsed = self.parked = self.repeated = self._named = None
         del self._shell
 
     # -- requests ----------------------------------------------------------------------------------
@@ -256,7 +270,7 @@ class FetchConversation:
 
     def on_request(self, frame: bytes, body_at: int) -> Output:
         """A whole framed fetch has come, or comes again (`Later`)."""
-        state = self.state
+        state, self.repeated = self.state, None
         if self.is_relaying:
             return Later(FetchState.RELAYING)
         if state is FetchState.IDLE and len(frame) > READ_AT_ONCE_BYTES_MAX:
@@ -309,10 +323,48 @@ class FetchConversation:
             self.move(FetchState.PLANNING)
             return Serve(request, kind, self._client_of(frame), self.clock(), plan)
         self.move(FetchState.RELAYING)
-        frame = self._for_broker(frame, body_at, request)
+        sent = self._for_broker(frame, body_at, request)
+        if sent is frame and self._is_as_before(frame, body_at, request, kind):
+            self.repeated = RepeatedFetch(self, request, kind, frame, body_at)
+            return ToBroker(frame, self.repeated.expect)
         return ToBroker(
-            frame, RelayedFetch(self, request.correlation_id, request, kind, frame).expect
+            sent, RelayedFetch(self, request.correlation_id, request, kind, sent).expect
         )
+
+    def _is_as_before(
+        self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind
+    ) -> bool:
+        """The last request was the same, but for correlation id and session epoch."""
+        before = self._frame_before
+        self._frame_before = frame if len(frame) <= REPEATED_REQUEST_BYTES_MAX else b""
+        if len(before) != len(frame) or request.version < SESSIONS_FROM:
+            return False
+        if not self.mirror.in_lockstep or kind is FetchKind.FULL:
+            return False
+        at, after = _CORRELATION_ID_AT, _CORRELATION_ID_AT + INT32.size
+        if kind is FetchKind.SESSIONLESS:
+            return before[after:] == frame[after:] and before[:at] == frame[:at]
+        if request.partitions or request.forgotten:
+            return False
+        cut = _around(len(frame), at, session_epoch_at(body_at, request.version))
+        return cut.unpack(before)[::2] == cut.unpack(frame)[::2]
+
+    def passes_again(self, fetch: RepeatedFetch, epoch: int) -> bool:
+        """`fetch` comes again, with this session epoch. True: it is RELAYING; what `on_request`
+        would do besides has been done. False: nothing was done.
+        """
+        request, mirror, table = fetch.request, self.mirror, self._routing.table
+        if (
+            self.state is not FetchState.IDLE
+            or self.parked is not None
+            or table.routes
+            or table.permits
+            or not mirror.repeats(request.session_id, epoch)
+            or not self._share.fetch_repeats(len(request.partitions), len(mirror.partitions))
+        ):
+            return False
+        self.move(FetchState.RELAYING)
+        return True
 
     def _note_topics(self, request: FetchRequest, lists_all: bool) -> None:
         by_id = request.version >= TOPIC_IDS_FROM
@@ -456,6 +508,15 @@ class FetchConversation:
         self._share.responded(fetch.frame_bytes)
         self.responded(fetch.kind.lists_all, frozenset(), fetch.dropped)
 
+    def passed_again(self, fetch: RepeatedFetch) -> None:
+        """As `passed`, after another response that could be passed."""
+        self._share.responded(fetch.frame_bytes)
+        if fetch.kind.lists_all:
+            self._readable_until = self.clock() + self._shared.permit_ttl_s
+        self.tail_is_read = True
+        self.move(FetchState.IDLE)
+        self._shell.responded()
+
     def poll_arrived(self) -> None:
         self._shell.poll_arrived()
 
@@ -518,6 +579,10 @@ class RelayedFetch(ScannedResponse):
             INT32.pack_into(frame, head_bytes(version) - INT32.size, clients_id)
         return True
 
+    def as_sent(self) -> FetchRequest:
+        """The request that waits for this response."""
+        return self.request
+
     def arrived(self, frame_bytes: int) -> bool:
         self.frame_bytes = frame_bytes
         return True
@@ -542,6 +607,102 @@ class RelayedFetch(ScannedResponse):
 
     def done(self) -> None:
         self._conversation.passed(self)
+
+
+@lru_cache(maxsize=1_000)
+def _around(size: int, *numbers_at: int) -> Struct:
+    """Cuts a frame of `size` bytes into its int32 numbers at these positions, and what is around
+    them.
+    """
+    parts, pos = ">", 0
+    for at in numbers_at:
+        parts, pos = f"{parts}{at - pos}si", at + INT32.size
+    return Struct(f"{parts}{size - pos}s")
+
+
+class RepeatedFetch(RelayedFetch):
+    """A fetch that has come twice in the same form, and stands for all that follow.
+
+    So these need no new object, and no parsing. `takes` says whether a request is one of them. If
+    its response must be scanned, this is a `RelayedFetch` as any other, and the last of its kind.
+    """
+
+    __slots__ = (
+        "_around",
+        "_body_at",
+        "_epoch",
+        "_head",
+        "_middle",
+        "_passed",
+        "_response",
+        "_rest",
+        "_session_id",
+        "_size",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        conversation: FetchConversation,
+        request: FetchRequest,
+        kind: FetchKind,
+        frame: bytes,
+        body_at: int,
+    ) -> None:
+        super().__init__(conversation, request.correlation_id, request, kind, frame)
+        self._body_at, self._epoch = body_at, request.session_epoch
+        epoch_at = session_epoch_at(body_at, request.version)
+        self._size = len(frame)
+        self._around = _around(self._size, _CORRELATION_ID_AT, epoch_at)
+        self._head, _, self._middle, _, self._rest = self._around.unpack(frame)
+        self._passed = False  # its last response was passed
+        self._response, self._session_id = b"", 0  # that response, if it is short enough
+
+    def takes(self, frame: memoryview) -> bool:
+        """True: `frame` is the same fetch again. It passes unchanged, and `expect` follows."""
+        if len(frame) != self._size:
+            return False
+        head, correlation_id, middle, epoch, rest = self._around.unpack(frame)
+        if rest != self._rest or middle != self._middle or head != self._head:
+            return False
+        if not self._conversation.passes_again(self, epoch):
+            return False
+        self.correlation_id, self._epoch = correlation_id, epoch
+        return True
+
+    def passes(self, frame: memoryview) -> bool:
+        conversation, size = self._conversation, len(frame)
+        short = self.log_starts is None and size <= REPEATED_RESPONSE_BYTES_MAX
+        # The archive's log starts may have changed, so they are compared with nothing.
+        body = bytes(frame[_CORRELATION_ID_AT:]) if short else b""
+        if body and body == self._response and not conversation.throttle_time_ms:
+            self.frame_bytes = size
+            conversation.mirror.on_ok_response(self._session_id)
+            return True
+        self._response = b""
+        if not super().passes(frame):
+            return False
+        if conversation.mirror.in_lockstep:
+            at = head_bytes(self.request.version) - INT32.size
+            self._response, (self._session_id,) = body, INT32.unpack_from(frame, at)
+        return True
+
+    def begin(self) -> FetchResponseScan:
+        self._conversation.repeated, self._passed = None, False
+        self.as_sent()
+        return super().begin()
+
+    def as_sent(self) -> FetchRequest:
+        parts = self._head, self.correlation_id, self._middle, self._epoch, self._rest
+        self.frame = self._around.pack(*parts)
+        self.request = parse_fetch_request(self.frame[INT32.size :], self._body_at)
+        return self.request
+
+    def done(self) -> None:
+        if self._passed:
+            self._conversation.passed_again(self)
+        else:
+            self._conversation.passed(self)
+            self._passed = True
 
 
 @dataclass(eq=False, repr=False, slots=True)

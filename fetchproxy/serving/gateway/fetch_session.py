@@ -181,6 +181,16 @@ class FetchSessionPair:
             self.partitions.pop(key, None)
         return self._kind
 
+    def repeats(self, session_id: int, epoch: int) -> bool:
+        """True: the last request may come again, now with this `epoch`, and `on_request` would
+        change nothing. It changed no partition, or was sessionless.
+        """
+        if self._upstream_partitions is not None or self._broker_offsets:
+            return False
+        if self._kind is FetchKind.SESSIONLESS:
+            return epoch == SESSIONLESS_EPOCH
+        return epoch == self._client_epoch and session_id == self._client_session_id
+
     def set_broker_offsets(self, broker_offsets: Mapping[PartitionKey, int]) -> None:
         """Ask the broker for these partitions from these offsets on, not from the client's."""
         if broker_offsets != self._broker_offsets:
@@ -398,7 +408,8 @@ class FetchSessionPair:
         else:
             self._client_epoch = 1
         self._client_session_id = 0 if self._kind is FetchKind.SESSIONLESS else session_id
-        self._undo = {}
+        if self._undo:
+            self._undo = {}
         return session_id
 
     def _advance_client(self, session_id: int) -> int:

@@ -178,12 +178,25 @@ class InTurn(NamedTuple):
     name: str
 
 
+class Repeats(Protocol):
+    def takes(self, frame: memoryview) -> bool:
+        """True: these bytes are the same fetch again. They pass as they are, and then `expect`
+        returns the response that is due.
+        """
+
+    def expect(self) -> ExpectedResponse: ...
+
+
 class FetchStates(Protocol):
     """How far the fetches of one connection are (`fetch_conversation`)."""
 
     @property
     def parked(self) -> object | None:
         """A poll at the broker that waits for a client's fetch to take it up."""
+
+    @property
+    def repeated(self) -> Repeats | None:
+        """The last fetch, if its client may well send the same one again."""
 
     def on_request(self, frame: bytes, body_at: int) -> object:
         """How to handle a whole framed request: `ToBroker`, or see `Fetches.work_for`."""
@@ -278,8 +291,21 @@ class GatewaySession(ClientSession):
         if self.closing:
             return  # repeats the base class to save a call: each packet of the tail comes here
         self.has_received = True
-        self._take(self._receive.view[:nbytes])
-        self._receive.release(self.upstream.transport)
+        view, upstream = self._receive.view[:nbytes], self.upstream
+        fetch = self.fetch.conversation.repeated
+        if (
+            fetch is not None
+            and not upstream.expected
+            and upstream.transport is not None
+            and self.requests.takes_alone(nbytes)
+            and fetch.takes(view)
+        ):
+            upstream.send(view, None)
+            upstream.expected.append(fetch.expect())
+            RELAYED_BYTES_TO_BROKER.total += nbytes
+        else:
+            self._take(view)
+        self._receive.release(upstream.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.fetch.close()

@@ -172,10 +172,11 @@ class FetchHandler:
         fetch = upstream.waiting_for
         if not isinstance(fetch, RelayedFetch) or self.session.muted:
             return
+        request = fetch.as_sent()
         keys = list(self.mirror.partitions) if fetch.kind.lists_all else ()
         responses = [PartitionResponse(key, PartitionPatch()) async for key in cooperative(keys)]
-        session_id = 0 if fetch.kind.lists_all else fetch.request.session_id
-        pieces = await in_steps(encode_proxy_response(fetch.request, session_id, responses, 0))
+        session_id = 0 if fetch.kind.lists_all else request.session_id
+        pieces = await in_steps(encode_proxy_response(request, session_id, responses, 0))
         if upstream.waiting_for is fetch:
             self.session.write_pieces(pieces)
             self.session.leave()
