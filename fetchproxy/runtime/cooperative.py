@@ -78,12 +78,17 @@ class StepTurns:
 class LoopSteps:
     def __init__(self) -> None:
         self._tail_until = float("-inf")  # loop time, s
+        # The running loop's, from the first fetch on: each of thousands a second asks it.
+        self._clock: Callable[[], float] | None = None
         self._turns = StepTurns()
 
     def tail_is_read(self, wait_s: float) -> None:
         """A fetch at the end of a log went to a broker, which answers within `wait_s`."""
-        now = asyncio.get_running_loop().time()
-        self._tail_until = max(self._tail_until, now + min(wait_s, _WAIT_S_MAX) + _RECENT_S)
+        if self._clock is None:
+            self._clock = asyncio.get_running_loop().time
+        until = self._clock() + (wait_s if wait_s < _WAIT_S_MAX else _WAIT_S_MAX) + _RECENT_S
+        if until > self._tail_until:
+            self._tail_until = until
 
     async def begin(self) -> bool:
         """Call before a step. Returns at once if no client reads the tail. True: it waited."""
