@@ -12,11 +12,11 @@ from copy import copy
 from dataclasses import dataclass, field
 from random import Random
 from struct import pack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from calm_replay import PlainReader, Replay, run_replay
-from client_connection import FETCH_RESPONSE, ClientFetchSession, Wanted
+from client_connection import FETCH_RESPONSE, ClientFetchSession, FetchEntry
 from fetchproxy_protocol import fetch as fr
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.fetch_layout import TOPIC_IDS_FROM
@@ -103,14 +103,14 @@ class Client:
         version, correlation_id = self.version, self.correlation_id
         header = request_header(ApiKey.FETCH, version, correlation_id, "client")
         key = self.topic, self.tp.partition
-        asked = {key: self._entry()} if changes else {}
+        changed = {key: self._entry()} if changes else {}
         rack = b"\x01" if version >= 12 else b"\x00\x00" if version >= 11 else b""
         template = fr.FetchRequest(
             version, correlation_id, header, -1, 500, 1, self.bytes_max, 0, self.session_id,
-            self.epoch, asked, (), rack, fr.no_tags(version),
+            self.epoch, changed, (), rack, fr.no_tags(version),
         )  # fmt: skip
         return fr.encode_fetch_request(
-            template, partitions=asked, forgotten=(key,) if forgets else (),
+            template, partitions=changed, forgotten=(key,) if forgets else (),
             session_id=self.session_id, session_epoch=self.epoch, max_wait_ms=500, min_bytes=1,
             bytes_max=self.bytes_max,
         )  # fmt: skip
@@ -163,10 +163,10 @@ class Broker:
         )
         body = fr.encode_topic_start(version, topic, 1) + start + records
         body += fr.no_tags(version) + fr.no_tags(version) + fr.no_tags(version)
-        shown = fr.FetchResponseHead(
+        response_head = fr.FetchResponseHead(
             head.correlation_id, throttle_ms, top_error, self.session_id, 1
         )
-        return fr.encode_head(version, shown, len(body)) + body
+        return fr.encode_head(version, response_head, len(body)) + body
 
 
 class Gateway:
@@ -174,14 +174,14 @@ class Gateway:
 
     def __init__(self, session: GatewaySession) -> None:
         self.session = session
-        self.link: Any = session.upstream
+        self.link = cast(Any, session.upstream)
         self.client, self.broker = Wire(), Wire()
-        self._own = session._transport, self.link.transport, self.link._client
+        self._transports = session._transport, self.link.transport, self.link._client
         session._transport = self.link._client = self.client
         self.link.transport = self.broker
 
     def give_back(self) -> None:
-        self.session._transport, self.link.transport, self.link._client = self._own
+        self.session._transport, self.link.transport, self.link._client = self._transports
 
     @property
     def is_over(self) -> bool:
@@ -241,7 +241,7 @@ class Trace:
 async def run_trace(replay: Replay, seed: int, trace: Trace) -> None:
     rng, log = Random(seed), replay.logs[-1]
     connection = await PlainReader("client", [log.tp]).dial()
-    request, _ = ClientFetchSession(False).request({log.tp: Wanted(0, 1_000)}, 11, LIMITS)
+    request, _ = ClientFetchSession(False).request({log.tp: FetchEntry(0, 1_000)}, 11, LIMITS)
     await connection.ask(request, FETCH_RESPONSE, 11)
     await asyncio.sleep(1)
     sessions = (each for each in replay.gateway._sessions if isinstance(each, GatewaySession))
@@ -266,12 +266,12 @@ class Steps:
     async def run(self) -> None:
         for _ in range(STEPS):
             await self._step()
-            got = bytes(self.gateway.client.written), bytes(self.gateway.broker.written)
-            self.trace.steps.append((*got, *self.gateway.state()))
+            written = bytes(self.gateway.client.written), bytes(self.gateway.broker.written)
+            self.trace.steps.append((*written, *self.gateway.state()))
             self.gateway.client.written.clear()
-            self._note(got[1])
+            self._note(written[1])
             self.gateway.broker.written.clear()
-            self._see(got[0])
+            self._see(written[0])
             self._near_the_last_epoch()
             if self.gateway.is_over:
                 return
