@@ -337,17 +337,17 @@ class FetchConversation:
         """The last request was the same, but for correlation id and session epoch."""
         before = self._frame_before
         self._frame_before = frame if len(frame) <= REPEATED_REQUEST_BYTES_MAX else b""
-        if len(before) != len(frame) or request.version < SESSIONS_FROM:
-            return False
-        if not self.mirror.in_lockstep or kind is FetchKind.FULL:
+        if len(before) != len(frame) or request.version < SESSIONS_FROM or kind is FetchKind.FULL:
             return False
         at, after = _CORRELATION_ID_AT, _CORRELATION_ID_AT + INT32.size
         if kind is FetchKind.SESSIONLESS:
-            return before[after:] == frame[after:] and before[:at] == frame[:at]
-        if request.partitions or request.forgotten:
+            same = before[after:] == frame[after:] and before[:at] == frame[:at]
+        elif request.partitions or request.forgotten:
             return False
-        cut = _around(len(frame), at, session_epoch_at(body_at, request.version))
-        return cut.unpack(before)[::2] == cut.unpack(frame)[::2]
+        else:
+            cut = _around(len(frame), at, session_epoch_at(body_at, request.version))
+            same = cut.unpack(before)[::2] == cut.unpack(frame)[::2]
+        return same and self.mirror.in_lockstep
 
     def passes_again(self, fetch: RepeatedFetch, epoch: int) -> bool:
         """`fetch` comes again, with this session epoch. True: it is RELAYING; what `on_request`
