@@ -15,7 +15,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.group_offsets import from_all_coordinators
 from fetchproxy.brokers.messages import raise_for
-from fetchproxy.cluster_state.missing_parts import MissingParts, call_all, in_words
+from fetchproxy.cluster_state.missing_parts import MissingParts, call_all, call_decoded, in_words
 from fetchproxy.cluster_state.state import GroupKind, GroupWithOffsets, OffsetOfGroup
 from fetchproxy.errors import ClusterError
 from fetchproxy.runtime.cooperative import pieces
@@ -48,9 +48,8 @@ async def read_groups(cluster: Cluster, missing: MissingParts) -> tuple[GroupWit
 
 async def _coordinated(connection: BrokerConnection, holes: MissingParts) -> list[GroupWithOffsets]:
     """The groups of one coordinator."""
-    response = await connection.call(
-        ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse
-    )
+    request = ListGroupsRequest(states_filter=[], types_filter=[])
+    response = await call_decoded(connection, request, ListGroupsResponse)
     raise_for(response.error_code, f"ListGroups of {connection.address}")
     kinds = {one.group_id: _kind(one.group_type) for one in response.groups}
     for group_id in [group_id for group_id, kind in kinds.items() if kind is None]:
