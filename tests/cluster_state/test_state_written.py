@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cli.main import app
 from fetchproxy.cluster_state.document import decode_state
+from fetchproxy.cluster_state.reading import read_cluster_state
+from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.observability.health import Kind
@@ -77,6 +79,14 @@ async def scene(
         yield Scene(archive, cluster, **settings)
 
 
+async def read_again(here: Scene) -> ClusterState:
+    """The state, once the broker has followed the controller: users were made just before."""
+    while True:
+        state = await read_cluster_state(here.cluster, lambda topic: True, lambda: here.now)
+        if set(USERS) <= set(state.scram_users):
+            return state
+
+
 def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
@@ -93,6 +103,7 @@ def produce(bootstrap: str, topic: str, count: int) -> None:
 async def test_a_state_is_written_when_it_has_changed(kafka: SecuredKafka, tmp_path: Path) -> None:
     topic = kafka.create_topic("changed-state")
     async with scene(kafka.bootstrap, tmp_path) as here:
+        await read_again(here)
         for _ in range(3):
             await here.writer.write_once()
             here.now += MINUTE
@@ -246,10 +257,11 @@ async def archived_and_committed(bootstrap: str, folder: Path, topic: str) -> No
 def test_a_running_archiver_writes_it_and_the_command_shows_it(
     kafka: SecuredKafka, tmp_path: Path
 ) -> None:
+    store = tmp_path / "archive"
     topic = kafka.create_topic("shown-state", 2)
     produce(kafka.bootstrap, topic, 40)
-    asyncio.run(archived_and_committed(kafka.bootstrap, tmp_path, topic))
-    done = show(tmp_path, "--json")
+    asyncio.run(archived_and_committed(kafka.bootstrap, store, topic))
+    done = show(store, "--json")
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
     of_topic = [row for row in document["partitions"] if row["topic"] == topic]
@@ -270,16 +282,23 @@ def test_a_running_archiver_writes_it_and_the_command_shows_it(
     } in document["beyond_archive"]
     assert set(USERS) <= set(document["scram_users"])
 
-    done = show(tmp_path, "--topic", topic)
+    done = show(store, "--topic", topic)
     assert "group beyond is beyond the archive" in done.stdout
     assert f"{topic}-0 at 47, archived up to 40, 7 offsets" in done.stdout
     assert re.search(r"1 kept state: 20\d\d-", done.stdout)
-    early = show(tmp_path, "--at", "2001-01-01T00:00")
+    early = show(store, "--at", "2001-01-01T00:00")
     assert early.exit_code == 2
     assert "the oldest is of 20" in early.stderr
-    assert show(tmp_path, "--at", "noon").exit_code == 2
-    assert list((tmp_path / "cluster-states").iterdir())
-    listed = CliRunner().invoke(app, ["segments", "--store", tmp_path.as_uri(), "--json"])
+    assert show(store, "--at", "noon").exit_code == 2
+    assert list((store / "cluster-states").iterdir())
+    listed = CliRunner().invoke(app, ["segments", "--store", store.as_uri(), "--json"])
     assert listed.exit_code == 0, listed.stderr
-    verified = CliRunner().invoke(app, ["verify", "--store", tmp_path.as_uri()])
+    verified = CliRunner().invoke(app, ["verify", "--store", store.as_uri()])
     assert verified.exit_code == 0, verified.output
+    mirror = tmp_path / "mirror"
+    arguments = ["mirror", "--from", store.as_uri(), "--to", mirror.as_uri()]
+    mirrored = CliRunner().invoke(app, arguments)
+    assert mirrored.exit_code == 0, mirrored.output
+    of_mirror = show(mirror, "--json")
+    assert of_mirror.exit_code == 0, of_mirror.stderr
+    assert json.loads(of_mirror.stdout) == document
