@@ -59,6 +59,7 @@ At = Annotated[
     str | None,
     typer.Option(
         "--at",
+        envvar="FETCHPROXY_CLUSTER_AT",
         metavar="TIME",
         help="The state at this time: 2026-11-30T07:00 (UTC, or with an offset), or milliseconds "
         "since 1970. Default: the newest.",
