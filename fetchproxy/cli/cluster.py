@@ -101,7 +101,7 @@ def show_cluster(
         at_ms = wall_clock_ms() if at is None else epoch_ms(at)
     found = run_to_end(_read(config, at_ms))
     if as_json:
-        typer.echo(json_text(as_document(found, topic)))
+        typer.echo(json_text(state_document(found, topic)))
     else:
         _print(found, topic)
 
@@ -194,7 +194,7 @@ async def _archived_ends(
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def as_document(found: _StateAndArchive, topic: str | None) -> dict[str, object]:
+def state_document(found: _StateAndArchive, topic: str | None) -> dict[str, object]:
     """For programs. `topic`: only this topic's partitions; groups have all of theirs."""
     state = found.state
     return {

@@ -37,19 +37,8 @@ def read(args: list[str]) -> Config:
 
 def test_the_commands() -> None:
     names = ["archive", "backfill", "bundle", "cluster", "completion", "config", "doctor", "drill"]
-    names += [
-        "groups",
-        "index",
-        "keys",
-        "lag",
-        "merge",
-        "mirror",
-        "reindex",
-        "report",
-        "resolve",
-        "restore",
-    ]
-    names += ["segments", "serve", "sizing", "top", "topics", "user", "verify"]
+    names += ["groups", "index", "keys", "lag", "merge", "mirror", "reindex", "report", "resolve"]
+    names += ["restore", "segments", "serve", "sizing", "top", "topics", "user", "verify"]
     assert sorted(COMMANDS) == names
 
 
