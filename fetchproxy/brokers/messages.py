@@ -66,6 +66,12 @@ VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (0, 0),
     ApiKey.DESCRIBE_CLUSTER: (0, 1),
     ApiKey.DESCRIBE_PRODUCERS: (0, 0),
+    ApiKey.CREATE_ACLS: (1, 3),  # before: no name patterns
+    ApiKey.ALTER_CLIENT_QUOTAS: (0, 1),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (0, 1),
+    ApiKey.ELECT_LEADERS: (1, 2),  # before: only preferred leaders, without saying so
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: (0, 0),
+    ApiKey.DESCRIBE_QUORUM: (2, 2),  # before: without the controllers' addresses
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: (0, 0),
     ApiKey.SASL_HANDSHAKE: (1, 1),  # after version 0, tokens come without a header
     ApiKey.SASL_AUTHENTICATE: (0, 2),

@@ -1,4 +1,6 @@
-"""`fetchproxy cluster`: what the archive has of a cluster besides records. It needs no broker."""
+"""`fetchproxy cluster`: what the archive has of a cluster besides records, for which it needs no
+broker, and the restore of a lost cluster.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,18 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import typer
 
 from fetchproxy.archive import StoredArchive, store_url, stored_archive, wall_clock_ms
-from fetchproxy.cli import options
+from fetchproxy.cli import cluster_restore, options
 from fetchproxy.cli.console_client import AsJson, json_text, table, terminal
 from fetchproxy.cli.jobs import count
 from fetchproxy.cli.journal import recover_journal
 from fetchproxy.cli.running import run_to_end, safe_one_line, users_errors
+from fetchproxy.cli.state_time import At, epoch_ms
 from fetchproxy.cluster_state.comparison import (
     ComparedGroup,
     ComparedPartition,
@@ -49,22 +52,14 @@ _GROUP_COLUMNS = (
 )
 
 app = typer.Typer(
-    help="What the archive has of the cluster besides records.",
+    help="Show what the archive has of the cluster besides records, and restore a lost cluster.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-At = Annotated[
-    str | None,
-    typer.Option(
-        "--at",
-        envvar="FETCHPROXY_CLUSTER_AT",
-        metavar="TIME",
-        help="The state at this time: 2026-11-30T07:00 (UTC, or with an offset), or milliseconds "
-        "since 1970. Default: the newest.",
-    ),
-]
+app.command("recover-journal")(recover_journal)
+app.command("restore")(cluster_restore.restore_cluster)
 
 
 class _StateAndArchive(NamedTuple):
@@ -76,9 +71,6 @@ class _StateAndArchive(NamedTuple):
     groups: Sequence[ComparedGroup]
     unread: dict[str, str]
     recovery_points: Sequence[RecoveryPoint]
-
-
-app.command("recover-journal")(recover_journal)
 
 
 @app.command("show")
@@ -104,20 +96,6 @@ def show_cluster(
         typer.echo(json_text(state_document(found, topic)))
     else:
         _print(found, topic)
-
-
-def epoch_ms(text: str) -> int:
-    """Raises ConfigError."""
-    if text.isascii() and text.isdecimal() and len(text) <= 18:
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"--at {text}: expected a time such as 2026-11-30T07:00, or milliseconds since 1970"
-        ) from None
-    found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    return int(found.timestamp() * 1000)
 
 
 async def _read(config: Config, at_ms: int) -> _StateAndArchive:

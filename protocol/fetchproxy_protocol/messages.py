@@ -14,7 +14,7 @@ from struct import Struct as Packed
 from typing import Any
 
 from fetchproxy_protocol.apis import MalformedMessage, is_flexible
-from fetchproxy_protocol.headers import response_header_version
+from fetchproxy_protocol.headers import response_body, response_header_version
 from fetchproxy_protocol.primitives import (
     FLOAT64,
     INT16,
@@ -236,6 +236,26 @@ def write_response(
     yield from table.write(out, values, version, is_flexible(api_key, version))
     INT32.pack_into(out, 0, len(out) - 4)
     return out
+
+
+def encode_body(table: Structure, values: Mapping[str, Any], api_key: int, version: int) -> bytes:
+    """The body of a request or a response at once: for the program's own, short messages."""
+    out = _Writing()
+    for _ in table.write(out, values, version, is_flexible(api_key, version)):
+        pass
+    return bytes(out)
+
+
+def decode_response(table: Structure, payload: Buffer, api_key: int, version: int) -> MessageFields:
+    """A whole response without its size prefix, at once. Raises `WireError`."""
+    body = response_body(payload, api_key, version)
+    cursor = _RequestCursor(payload, body.pos, ELEMENTS_MAX)
+    steps = table.read(cursor, version, is_flexible(api_key, version))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as read:
+            return read.value  # type: ignore[no-any-return]
 
 
 def elements(value: Sequence[Any] | None) -> Sequence[Any]:

@@ -1,0 +1,196 @@
+"""`fetchproxy cluster restore`: a lost cluster's topics, groups and rights in a new, real one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fetchproxy.archive import stored_archive, wall_clock_ms
+from fetchproxy.cli import options
+from fetchproxy.cli.console_client import AsJson, json_text
+from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, safe_one_line, users_errors
+from fetchproxy.cli.state_time import At, epoch_ms
+from fetchproxy.cluster_restore.archived_topics import read_archived_topics
+from fetchproxy.cluster_restore.plan import RestorePlan, diff_lines
+from fetchproxy.cluster_restore.report import RestoreReport
+from fetchproxy.cluster_restore.restore import ClusterRestore, RestoreOrder
+from fetchproxy.cluster_state.document import decode_state
+from fetchproxy.cluster_state.kept import state_at
+from fetchproxy.cluster_state.state import ClusterState
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import HostPort, parse_bootstrap, parse_host_port
+from fetchproxy.errors import ConfigError
+
+TopicPattern = Annotated[
+    str, typer.Option("--topics", metavar="REGEX", help="Only topics with such a whole name.")
+]
+GroupPattern = Annotated[
+    str, typer.Option("--groups", metavar="REGEX", help="Only groups with such a whole name.")
+]
+Listen = Annotated[
+    str,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Where the new brokers reach this command while it runs; port 0 takes any free one.",
+    ),
+]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        metavar="HOST",
+        help="The host name that the brokers connect to. Default: the host of --listen.",
+    ),
+]
+Controllers = Annotated[
+    str | None,
+    typer.Option(
+        "--controllers",
+        metavar="HOST:PORT[,…]",
+        help="The controllers' listener. Default: what the brokers tell (Kafka 3.9 and newer).",
+    ),
+]
+StateFile = Annotated[
+    Path,
+    typer.Option(
+        "--state", metavar="FILE", help="Where the restore remembers who it is, to go on later."
+    ),
+]
+
+
+def order_of(
+    config: Config,
+    at_ms: int,
+    topics: str,
+    groups: str,
+    listen: str,
+    advertise: str | None,
+    controllers: str | None,
+    state_file: Path,
+) -> RestoreOrder:
+    """Reads the archive. Raises ConfigError, RemoteStorageError, CorruptSegment."""
+    is_topic, is_group = _matcher("--topics", topics), _matcher("--groups", groups)
+    addresses = () if controllers is None else tuple(_parsed("--controllers", controllers))
+    try:
+        address = parse_host_port(listen)
+    except ValueError as error:
+        raise ConfigError(f"--listen {listen}: {error}") from None
+
+    async def read() -> RestoreOrder:
+        async with stored_archive(config) as archive:
+            objects = archive.storage.objects
+            kept = await objects.list_cluster_states()
+            if (found := state_at(kept, at_ms)) is None:
+                raise ConfigError(
+                    "the archive has no state of a cluster of that time: see "
+                    "fetchproxy cluster show"
+                )
+            state = decode_state(await objects.get_cluster_state(found), found.key)
+            archived = await read_archived_topics(archive, state, is_topic)
+        return RestoreOrder(
+            state=_of_groups(state, is_group),
+            topics=archived,
+            listen=address,
+            advertise=advertise,
+            controllers=addresses,
+            state_file=state_file,
+        )
+
+    return run_to_end(read())
+
+
+def run_restore(config: Config, order: RestoreOrder, *, dry_run: bool, as_json: bool) -> None:
+    """Prints the plan or the report. Exits with 1 for a report with faults."""
+    work = ClusterRestore(config, order, _progress)
+    if dry_run:
+        _print_plan(run_to_end(work.plan()), as_json)
+        return
+    report = run_to_end(work.run())
+    _print_report(report, as_json)
+    if not report.is_whole:
+        raise typer.Exit(EXIT_FAULTS)
+
+
+def _of_groups(state: ClusterState, is_group: Callable[[str], bool]) -> ClusterState:
+    return replace(state, groups=tuple(g for g in state.groups if is_group(g.group_id)))
+
+
+def _progress(line: str) -> None:
+    typer.echo(safe_one_line(line), err=True)
+
+
+def _print_plan(plan: RestorePlan, as_json: bool) -> None:
+    if not as_json:
+        for line in diff_lines(plan):
+            typer.echo(safe_one_line(line))
+        return
+    rows = [
+        {
+            "topic": topic.name,
+            "action": topic.action.value,
+            "why": topic.why,
+            "configs": dict(topic.archived.configs),
+            "start_offsets": [one.end_offset for one in topic.archived.partitions],
+            "replicas": topic.replicas,
+        }
+        for topic in plan.topics
+    ]
+    typer.echo(json_text({"topics": rows}))
+
+
+def _print_report(report: RestoreReport, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json_text(report.as_json()))
+        return
+    for line in report.lines():
+        typer.echo(safe_one_line(line))
+
+
+def _matcher(option: str, pattern: str) -> Callable[[str], bool]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{option} {pattern}: not a regular expression: {error}") from None
+    return lambda name: compiled.fullmatch(name) is not None
+
+
+def _parsed(option: str, addresses: str) -> list[HostPort]:
+    try:
+        return list(parse_bootstrap(addresses))
+    except ValueError as error:
+        raise ConfigError(f"{option} {addresses}: {error}") from None
+
+
+@options.shares("store", "bootstrap")
+def restore_cluster(
+    context: typer.Context,
+    at: At = None,
+    topics: TopicPattern = ".*",
+    groups: GroupPattern = ".*",
+    listen: Listen = "127.0.0.1:0",
+    advertise: Advertise = None,
+    controllers: Controllers = None,
+    state_file: StateFile = Path("fetchproxy-restore.json"),
+    dry_run: options.DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Restore topics, groups, ACLs and quotas in a new Apache Kafka cluster, with their offsets.
+
+    Each partition begins at the end of its archive, so producers and groups go on where they were.
+    The history below is read through fetchproxy. Killed, it goes on when it is run again.
+
+    Exit codes: 0 restored; 1 something was refused or differs, and is named; 2 archive or cluster
+    cannot be used; 130 interrupted.
+    """
+    with users_errors():
+        config = options.read_logged(context)
+        at_ms = wall_clock_ms() if at is None else epoch_ms(at)
+    with users_errors():
+        order = order_of(config, at_ms, topics, groups, listen, advertise, controllers, state_file)
+    run_restore(config, order, dry_run=dry_run, as_json=as_json)

@@ -1,0 +1,92 @@
+"""Where each partition of a state ends in the archive: there its log begins in the new cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from fetchproxy.archive import StoredArchive
+from fetchproxy.cluster_restore.plan import LostPartition, LostTopic
+from fetchproxy.cluster_state.state import ClusterState, PartitionState, TopicState
+from fetchproxy.errors import RemoteStorageError
+from fetchproxy.metadata.lineage import epoch_of
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.runtime.cooperative import for_each
+
+_TOPICS_AT_ONCE = 16
+_INTERNAL = ("__",)  # names of Kafka's own topics, which brokers make anew
+
+
+async def read_archived_topics(
+    archive: StoredArchive, state: ClusterState, is_chosen: Callable[[str], bool]
+) -> list[LostTopic]:
+    """The chosen topics of the state, by name. Raises RemoteStorageError."""
+    begun_at = asyncio.get_running_loop().time()
+    chosen = [
+        topic
+        for topic in state.topics
+        if not topic.name.startswith(_INTERNAL) and is_chosen(topic.name)
+    ]
+    objects = archive.storage.objects
+    archived = {topic_id for _, topic_id in await objects.list_topics()}
+    found: dict[str, LostTopic] = {}
+
+    async def read(topic: TopicState) -> None:
+        views: Mapping[int, PartitionView] = {}
+        try:
+            if topic.topic_id in archived:
+                views = await archive.rlmm.refresh_topic(topic.topic_id, begun_at)
+        except RemoteStorageError as error:
+            if not error.may_be_of_object:
+                raise
+            found[topic.name] = _refused(topic, f"its archive cannot be read: {error}")
+            return
+        found[topic.name] = archived_topic(topic, views)
+
+    await for_each(chosen, read, _TOPICS_AT_ONCE)
+    return [found[name] for name in sorted(found)]
+
+
+def archived_topic(topic: TopicState, views: Mapping[int, PartitionView]) -> LostTopic:
+    """A partition without any segment begins where the lost log ended: no offset is used twice.
+    Pure.
+    """
+    states = {one.partition: one for one in topic.partitions}
+    partitions = []
+    for number in range(topic.partition_count):
+        view, known = views.get(number), states.get(number)
+        if view is not None and (why := _unsure_end(view)) is not None:
+            return _refused(topic, f"partition {number}: {why}")
+        partition = _partition(view, known)
+        if partition is None:
+            return _refused(topic, f"partition {number}: nobody knows where its log ended")
+        partitions.append(partition)
+    beyond = [number for number in views if number >= topic.partition_count]
+    if beyond:
+        return _refused(
+            topic,
+            f"the archive has partition {max(beyond)}, and this state {topic.partition_count} "
+            "partitions: choose a later one with --at",
+        )
+    replicas = topic.replication_factor
+    return LostTopic(topic.name, replicas, tuple(partitions), topic.configs)
+
+
+def _partition(view: PartitionView | None, known: PartitionState | None) -> LostPartition | None:
+    epoch = -1 if known is None else known.leader_epoch
+    end = None if view is None else view.log_end_offset
+    if view is not None and end is not None:
+        return LostPartition(end, max(epoch, epoch_of(view, end - 1)))
+    return None if known is None else LostPartition(known.log_end_offset, epoch)
+
+
+def _unsure_end(view: PartitionView) -> str | None:
+    """Why new records might get offsets that the archive already has."""
+    last = max(view.unreadable, default=-1)
+    if last >= (view.log_end_offset or 0):
+        return f"the segment from offset {last} on cannot be read, so its end is not known"
+    return None
+
+
+def _refused(topic: TopicState, why: str) -> LostTopic:
+    return LostTopic(topic.name, topic.replication_factor, (), topic.configs, why)

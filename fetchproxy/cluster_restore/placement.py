@@ -1,0 +1,236 @@
+"""Brings partitions to the real brokers, each one from its offset on.
+
+Everything that happens to a partition is decided by `next_step` from what the cluster shows, again
+and again, until all are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+from uuid import UUID
+
+from fetchproxy_protocol.apis import ErrorCode
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.cluster_restore import controller_requests as requests
+from fetchproxy.cluster_restore.controller import ActiveController
+from fetchproxy.cluster_restore.led_partitions import LedPartitions
+from fetchproxy.cluster_restore.new_cluster import read_placements, with_offsets
+from fetchproxy.cluster_restore.next_step import (
+    PartitionEpochSearch,
+    PartitionGoal,
+    PartitionStep,
+    next_step,
+    other_first,
+)
+from fetchproxy.cluster_restore.phantoms import Phantoms
+from fetchproxy.cluster_restore.plan import FoundPartition, Place
+from fetchproxy.cluster_restore.replica_fetch import follow
+from fetchproxy.cluster_restore.state_file import RestoreStep
+from fetchproxy.config.values import HostPort
+from fetchproxy.errors import ClusterError, ClusterUnavailable
+
+# Nothing has moved for this long: a broker is gone, or cannot reach the phantoms.
+STANDSTILL_MAX_S = 60.0
+_LOOK_INTERVAL_S = 0.1
+_NAMED_MAX = 5  # partitions in an error text
+_STEP_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)  # a broker that is a moment behind
+_LABELS = {
+    RestoreStep.RAISE: (PartitionStep.SWAP,),
+    RestoreStep.PLACE: (PartitionStep.SPREAD, PartitionStep.ATTACH),
+    RestoreStep.HAND_OVER: (PartitionStep.JOIN, PartitionStep.REMOVE),
+}
+
+
+class _Seen(NamedTuple):
+    """The partitions that are not done, and the step of each."""
+
+    brokers: Mapping[int, HostPort]
+    topic_ids: Mapping[str, UUID]
+    partitions: Mapping[Place, FoundPartition]
+    steps: Mapping[Place, PartitionStep]
+
+    def at(self, *steps: PartitionStep) -> list[Place]:
+        return [place for place, step in self.steps.items() if step in steps]
+
+
+@dataclass(eq=False)
+class Placement:
+    """The cluster, and the phantoms that lead in it."""
+
+    cluster: Cluster
+    controller: ActiveController
+    phantoms: Phantoms
+    led: LedPartitions
+    note: Callable[[RestoreStep], Awaitable[None]]  # before the first partition takes this step
+    _noted: set[RestoreStep] = field(default_factory=set)
+    _searches: dict[Place, PartitionEpochSearch] = field(default_factory=dict)
+
+    async def converge(self, goals: Mapping[Place, PartitionGoal]) -> None:
+        """Returns when real brokers lead all partitions from their offsets on, and no phantom is
+        among the replicas. Raises ClusterError, naming partitions that do not get there.
+        """
+        loop = asyncio.get_running_loop()
+        left, before, since = dict(goals), "", loop.time()
+        while left:
+            seen = await self._look(left)
+            for place in seen.at(PartitionStep.DONE):
+                del left[place]
+            now = repr((seen.partitions, {p: sorted(self.led.placed(p)) for p in left}))
+            if now != before:
+                before, since = now, loop.time()
+            elif loop.time() > since + STANDSTILL_MAX_S:
+                raise self._stuck(left, seen)
+            await self._act(left, seen)
+
+    async def _look(self, left: Mapping[Place, PartitionGoal]) -> _Seen:
+        names = sorted({topic for topic, _ in left})
+        seen = await read_placements(self.cluster, names)
+        known = {(t.name, n) for t in seen.topics.values() for n in t.partitions} - left.keys()
+        topics = await with_offsets(self.cluster, seen.topics, self.phantoms.ids, known)
+        ids = {topic.name: topic.topic_id for topic in topics.values()}
+        partitions, steps = {}, {}
+        for (name, number), goal in left.items():
+            if name not in topics or number not in topics[name].partitions:
+                continue  # the broker that was asked is a moment behind
+            place, found = (name, number), topics[name].partitions[number]
+            self.led.lead(name, ids[name], {number: goal.start_offset})
+            placed = self.led.placed(place)
+            partitions[place] = found
+            steps[place] = next_step(goal, found, self.phantoms.ids, placed)
+        return _Seen(seen.brokers, ids, partitions, steps)
+
+    # --- acting ---
+    async def _act(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
+        for restore_step, partition_steps in _LABELS.items():
+            if restore_step not in self._noted and seen.at(*partition_steps):
+                self._noted.add(restore_step)
+                await self.note(restore_step)
+        replicas = {
+            place: (*self.phantoms.ids, *left[place].replicas)
+            for place in seen.at(PartitionStep.ATTACH)
+        }
+        out = seen.at(PartitionStep.SPREAD, PartitionStep.REMOVE)
+        replicas |= {place: left[place].replicas for place in out}
+        await self._reassign(replicas)
+        await self._raise_epochs(left, seen)
+        await self._elect(seen.at(PartitionStep.LEAD))
+        await self._follow(seen)
+        await self._join(left, seen)
+        await asyncio.sleep(_LOOK_INTERVAL_S)  # followers and the brokers' metadata need a moment
+
+    async def _reassign(self, replicas: Mapping[Place, Sequence[int]]) -> None:
+        for some in _in_parts(replicas):
+            refused = await requests.reassign(self.controller, {p: replicas[p] for p in some})
+            _raise_first(refused)
+
+    async def _elect(self, places: Iterable[Place]) -> None:
+        for some in _in_parts(places):
+            # A refusal is no reason to end: the next look shows who leads.
+            await requests.elect_preferred(self.controller, some)
+
+    async def _raise_epochs(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
+        """Lets the phantoms hand over to each other as often as is needed."""
+        replicas = {place: seen.partitions[place].replicas for place in seen.at(PartitionStep.SWAP)}
+        needed = {
+            place: left[place].leader_epoch - 1 - seen.partitions[place].leader_epoch
+            for place in replicas
+        }
+        for number in range(max(needed.values(), default=0)):
+            some = [place for place, count in needed.items() if count > number]
+            for place in some:
+                replicas[place] = other_first(replicas[place], self.phantoms.ids)
+            await self._reassign({place: replicas[place] for place in some})
+            await self._elect(some)
+
+    async def _follow(self, seen: _Seen) -> None:
+        """Empty logs end at 0: that is where a replica fetches that has all of them."""
+        topics: dict[tuple[int, int], dict[tuple[str, UUID], dict[int, int]]] = {}
+        for name, number in seen.at(PartitionStep.FOLLOW):
+            found = seen.partitions[name, number]
+            for node in set(self.phantoms.ids) & set(found.replicas) - found.in_sync:
+                of_leader = topics.setdefault((found.leader, node), {})
+                of_leader.setdefault((name, seen.topic_ids[name]), {})[number] = 0
+        for (leader, node), some in topics.items():
+            if leader in seen.brokers:
+                epoch = self.phantoms.epochs[node]
+                await follow(self.cluster, seen.brokers[leader], node, epoch, some)
+
+    async def _join(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
+        """The leader's word that the real replicas are in sync, which ends its leadership."""
+        by_leader: dict[int, list[Place]] = {}
+        for place in seen.at(PartitionStep.JOIN):
+            by_leader.setdefault(seen.partitions[place].leader, []).append(place)
+        for leader, places in by_leader.items():
+            for some in _in_parts(places):
+                await self._join_some(leader, some, left, seen)
+
+    async def _join_some(
+        self,
+        leader: int,
+        places: Sequence[Place],
+        left: Mapping[Place, PartitionGoal],
+        seen: _Seen,
+    ) -> None:
+        open_places = list(places)
+        while open_places:
+            changes = {place: self._isr_change(place, left, seen) for place in open_places}
+            epoch = self.phantoms.epochs[leader]
+            codes = await requests.alter_isr(self.controller, leader, epoch, changes)
+            open_places = [p for p in open_places if self._is_other_guess_due(p, codes[p], seen)]
+
+    def _isr_change(
+        self, place: Place, left: Mapping[Place, PartitionGoal], seen: _Seen
+    ) -> requests.IsrChange:
+        found = seen.partitions[place]
+        search = self._searches.setdefault(place, PartitionEpochSearch(found.leader_epoch))
+        in_sync = (*sorted(found.in_sync), *(set(left[place].replicas) - found.in_sync))
+        return requests.IsrChange(
+            seen.topic_ids[place[0]], found.leader_epoch, search.guess, in_sync
+        )
+
+    def _is_other_guess_due(self, place: Place, code: int, seen: _Seen) -> bool:
+        search = self._searches[place]
+        if code == ErrorCode.INVALID_UPDATE_VERSION:
+            search.too_low()
+        elif code == ErrorCode.NOT_CONTROLLER:
+            search.too_high()
+        if search.has_failed or code not in (
+            ErrorCode.INVALID_UPDATE_VERSION,
+            ErrorCode.NOT_CONTROLLER,
+        ):
+            # Done, or the cluster has moved since the look: the next look shows it.
+            del self._searches[place]
+            return False
+        return True
+
+    def _stuck(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> ClusterError:
+        names = []
+        for topic, number in islice(sorted(left), _NAMED_MAX):
+            place = (topic, number)
+            missing = sorted(set(left[place].replicas) - self.led.placed(place))
+            step = seen.steps.get(place, PartitionStep.WAIT)
+            absent = [str(node) for node in missing if node not in seen.brokers]
+            gone = f", broker {', '.join(absent)} is not there" if absent else ""
+            names.append(f"{topic}-{number} (next: {step}, no proof of {missing}{gone})")
+        return ClusterUnavailable(
+            f"{len(left)} partitions do not go on for {STANDSTILL_MAX_S:.0f} s: {'; '.join(names)}."
+            " Partitions of new topics cannot be written to until then. Check that all brokers are "
+            "alive and reach the address of --advertise, then run the same command again"
+        )
+
+
+def _in_parts(places: Iterable[Place]) -> Iterable[list[Place]]:
+    every = iter(places)
+    while some := list(islice(every, requests.PARTITIONS_A_REQUEST)):
+        yield some
+
+
+def _raise_first(refused: Mapping[Place, ClusterError]) -> None:
+    for error in refused.values():
+        if error.error_code not in _STEP_ERRORS:
+            raise error

@@ -1,0 +1,76 @@
+"""What a restore has done, what differs from before, and what is left to do by hand. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fetchproxy.cluster_restore.group_plan import GroupDifference
+
+
+@dataclass(frozen=True, slots=True)
+class LostRecords:
+    """Records of the lost cluster that were not archived: their offsets go to new records."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """`refused`: topics by name, and why. `faults`: what is not as it should be."""
+
+    topics: int
+    partitions: int
+    groups: int
+    acls: int
+    quotas: int
+    refused: dict[str, str]
+    lost: tuple[LostRecords, ...]
+    differences: tuple[GroupDifference, ...]
+    by_hand: tuple[str, ...]
+    faults: tuple[str, ...]
+    seconds: float
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.refused and not self.faults
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        yield (
+            f"restored in {self.seconds:.1f} s: topics {self.topics}, partitions "
+            f"{self.partitions}, groups {self.groups}, ACLs {self.acls}, quotas {self.quotas}"
+        )
+        for name, why in self.refused.items():
+            yield f"refused: topic {name}: {why}"
+        for one in self.lost:
+            yield (
+                f"not archived: {one.topic}-{one.partition}: offsets {one.first_offset} to "
+                f"{one.end_offset - 1}, which new records get"
+            )
+        for difference in self.differences:
+            yield _difference_text(difference)
+        for fault in self.faults:
+            yield f"fault: {fault}"
+        for work in self.by_hand:
+            yield f"by hand: {work}"
+
+
+def _difference_text(one: GroupDifference) -> str:
+    parts = []
+    if one.skipped:
+        parts.append(f"skips {one.skipped} records that it had not read")
+    if one.archived:
+        parts.append(f"has {one.archived} records to read that only the archive has")
+    if one.set_back:
+        parts.append(f"was {one.set_back} offsets further, at {one.committed_offset}")
+    return (
+        f"group {one.group} at {one.topic}-{one.partition}: goes on at {one.new_offset}; "
+        f"{' and '.join(parts)}"
+    )

@@ -1,0 +1,396 @@
+"""The restore of a cluster, from the first check to the report.
+
+Each step may be interrupted anywhere: run again, a restore reads from the cluster what is done, and
+goes on. Its file keeps only who its phantoms are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fetchproxy_protocol.apis import ErrorCode
+
+from fetchproxy.archive import open_cluster
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.group_offsets import commit_offsets
+from fetchproxy.cluster_restore import checks, new_cluster, rights
+from fetchproxy.cluster_restore import controller_requests as requests
+from fetchproxy.cluster_restore.controller import ActiveController
+from fetchproxy.cluster_restore.group_plan import GroupPlan, PlacedPartition, plan_groups
+from fetchproxy.cluster_restore.led_partitions import LedPartitions
+from fetchproxy.cluster_restore.new_cluster import FoundTopics, InterBrokerListener
+from fetchproxy.cluster_restore.next_step import PartitionGoal
+from fetchproxy.cluster_restore.phantom_server import PhantomServer
+from fetchproxy.cluster_restore.phantoms import Phantoms, new_identities
+from fetchproxy.cluster_restore.placement import Placement
+from fetchproxy.cluster_restore.plan import (
+    LostTopic,
+    Place,
+    PlannedTopic,
+    RestorePlan,
+    TopicAction,
+    plan_restore,
+)
+from fetchproxy.cluster_restore.report import LostRecords, RestoreReport
+from fetchproxy.cluster_restore.state_file import (
+    RestoreJob,
+    RestoreStep,
+    read_restore_job,
+    write_restore_job,
+)
+from fetchproxy.cluster_state.state import ClusterState
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import HostPort
+from fetchproxy.errors import ClusterError, ConfigError
+
+# One step takes the phantoms some 70 ms; a topic with so many terms of leaders begins lower.
+EPOCHS_RAISED_MAX = 1_000
+_UNCLEAN = "unclean.leader.election.enable"
+_QUIET_MAX_S = 10.0
+_QUIET_LOOK_S = 0.02
+_LEAVE_TRIES_MAX = 5
+_COORDINATORS_MAX_S = 60.0
+_COORDINATOR_LOOK_S = 0.2
+_LATER = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOrder:
+    """`topics`: what the archive has of the state's topics. `advertise`: the host that brokers
+    connect to; None: that of `listen`. `controllers`: none means that the brokers tell them.
+    """
+
+    state: ClusterState
+    topics: Sequence[LostTopic]
+    listen: HostPort
+    advertise: str | None
+    controllers: Sequence[HostPort]
+    state_file: Path
+
+
+class ClusterRestore:
+    """One run. `say` gets a line for people at each step."""
+
+    def __init__(self, config: Config, order: RestoreOrder, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._order = order
+        self._say = say
+
+    # --- the plan ---
+    async def plan(self) -> RestorePlan:
+        """Changes nothing. Raises ConfigError, ClusterError."""
+        async with self._opened() as run:
+            return run.plan
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[_Run]:
+        order = self._order
+        async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(open_cluster(self._config))
+            seen = await new_cluster.read_placements(cluster)
+            job = self._job(seen)
+            addresses = order.controllers or await new_cluster.controllers(cluster)
+            controller = await stack.enter_async_context(ActiveController(self._config, addresses))
+            alive = await stack.enter_async_context(ActiveController(self._config, addresses))
+            phantoms = Phantoms(job.phantoms, alive)
+            real = {n: at for n, at in seen.brokers.items() if n not in phantoms.ids}
+            if not real:
+                raise ConfigError("the new cluster has no live broker: start it first")
+            listener = await new_cluster.inter_broker_listener(cluster, min(real))
+            checks.check_listener(listener)
+            await checks.check_rights(controller, max({*real, *phantoms.ids}) + 1)
+            plan = await self._planned(cluster, controller, seen, real, phantoms)
+            yield _Run(
+                self._config, order, self._say, job, cluster, controller, phantoms, listener, real,
+                plan,
+            )  # fmt: skip
+
+    def _job(self, seen: FoundTopics) -> RestoreJob:
+        job = read_restore_job(self._order.state_file)
+        read_at_ms = self._order.state.read_at_ms
+        if job is None:
+            return RestoreJob(seen.cluster_id, read_at_ms, new_identities(seen.brokers))
+        if job.cluster_id != seen.cluster_id:
+            raise ConfigError(
+                f"{self._order.state_file} belongs to the restore of cluster {job.cluster_id}, "
+                f"and this is cluster {seen.cluster_id}: name another file with --state"
+            )
+        if job.read_at_ms != read_at_ms and job.step is not RestoreStep.DONE:
+            raise ConfigError(
+                f"{self._order.state_file} has an unfinished restore of another state of the "
+                f"cluster (read at {job.read_at_ms} ms): finish it with --at {job.read_at_ms}"
+            )
+        return replace(job, read_at_ms=read_at_ms)
+
+    async def _planned(
+        self,
+        cluster: Cluster,
+        controller: ActiveController,
+        seen: FoundTopics,
+        real: Mapping[int, HostPort],
+        phantoms: Phantoms,
+    ) -> RestorePlan:
+        archived = self._order.topics
+        names = {topic.name for topic in archived}
+        some = {name: topic for name, topic in seen.topics.items() if name in names}
+        found = await new_cluster.with_offsets(cluster, some, phantoms.ids)
+        plan = plan_restore(archived, found, sorted(real), phantoms.ids)
+        refused = await checks.refused_by_controller(controller, plan)
+        topics = (
+            PlannedTopic(one.archived, TopicAction.REFUSE, why=refused[one.name])
+            if one.name in refused
+            else one
+            for one in plan.topics
+        )
+        return RestorePlan(tuple(topics))
+
+    # --- the restore ---
+    async def run(self) -> RestoreReport:
+        """Raises ConfigError, ClusterError; then the same run goes on later."""
+        began_at = asyncio.get_running_loop().time()
+        async with self._opened() as run:
+            return await run.to_the_end(began_at)
+
+
+@dataclass(eq=False)
+class _Run:
+    config: Config
+    order: RestoreOrder
+    say: Callable[[str], None]
+    job: RestoreJob
+    cluster: Cluster
+    controller: ActiveController
+    phantoms: Phantoms
+    listener: InterBrokerListener
+    brokers: Mapping[int, HostPort]
+    plan: RestorePlan
+
+    async def to_the_end(self, began_at: float) -> RestoreReport:
+        if self.job.has_phantoms or not self.plan.is_done:
+            await self._lead_and_leave()
+        await self._note(RestoreStep.PROVE)
+        restored, faults = await self._prove()
+        await self._note(RestoreStep.GROUPS)
+        groups = plan_groups(self.order.state.groups, restored)
+        faults += await self._commit(groups)
+        await self._note(RestoreStep.RIGHTS)
+        faults += await self._set_rights()
+        await self._note(RestoreStep.DONE)
+        seconds = asyncio.get_running_loop().time() - began_at
+        return self._report(restored, groups, faults, seconds)
+
+    async def _note(self, step: RestoreStep) -> None:
+        self.job = self.job.at(step)
+        await asyncio.to_thread(write_restore_job, self.order.state_file, self.job)
+        self.say(f"step: {step}")
+
+    # --- with the phantoms ---
+    async def _lead_and_leave(self) -> None:
+        led = LedPartitions()
+        server = PhantomServer(led, self.brokers[min(self.brokers)])
+        features = await requests.supported_features(self.controller)
+        async with server.listening(self._listen()) as port, asyncio.TaskGroup() as alive:
+            address = HostPort(self.order.advertise or self.order.listen.host, port)
+            checks.check_address(address, self.brokers.values())
+            await checks.check_reach(address)
+            self.job = replace(self.job, port=port)
+            await self._note(RestoreStep.REGISTER)
+            await self.phantoms.register(self.job.cluster_id, self.listener, address, features)
+            beats = alive.create_task(self.phantoms.keep_alive())
+            placement = Placement(self.cluster, self.controller, self.phantoms, led, self._note)
+            await self._create(led)
+            await placement.converge(self._goals())
+            await self._note(RestoreStep.LEAVE)
+            await self._leave(placement, server)
+            beats.cancel()
+
+    def _listen(self) -> HostPort:
+        """Raises ConfigError if followers of an earlier run connect to another port."""
+        host, port = self.order.listen.host, self.order.listen.port
+        if not self.job.has_phantoms or not self.job.port:
+            return self.order.listen
+        if port not in (0, self.job.port):
+            raise ConfigError(
+                f"brokers still connect to port {self.job.port}, where this restore listened "
+                f"before: use --listen {HostPort(host, self.job.port)}"
+            )
+        return HostPort(host, self.job.port)
+
+    async def _create(self, led: LedPartitions) -> None:
+        await self._note(RestoreStep.CREATE)
+        for topic in self.plan.of(TopicAction.CREATE):
+            # An unclean election would choose a follower that is not placed yet.
+            configs = dict(topic.archived.configs) | {_UNCLEAN: "false"}
+            count = len(topic.archived.partitions)
+            topic_id = await requests.create_topic(
+                self.controller, topic.name, count, self.phantoms.ids, configs
+            )
+            if topic_id is not None:
+                led.lead(topic.name, topic_id, dict(enumerate(_starts(topic))))
+
+    def _goals(self) -> dict[Place, PartitionGoal]:
+        return {
+            (topic.name, number): PartitionGoal(
+                one.end_offset,
+                one.leader_epoch if one.leader_epoch <= EPOCHS_RAISED_MAX else 0,
+                topic.replicas[number],
+            )
+            for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE)
+            for number, one in enumerate(topic.archived.partitions)
+        }
+
+    async def _leave(self, placement: Placement, server: PhantomServer) -> None:
+        """No phantom stays among the replicas of any topic, also of those created meanwhile."""
+        for _ in range(_LEAVE_TRIES_MAX):
+            await placement.converge(await self._strays())
+            await self._quiet(server)
+            await self.phantoms.lay_down()
+            if not await self._strays():
+                await self.phantoms.unregister()
+                return
+            await self.phantoms.rise()
+        raise ClusterError(
+            "the cluster gives new partitions to the phantoms again and again: stop what creates "
+            "topics (auto.create.topics.enable), then run the same command again"
+        )
+
+    async def _strays(self) -> dict[Place, PartitionGoal]:
+        """Partitions of any topic with a phantom among the replicas; they begin at 0."""
+        seen = await new_cluster.read_placements(self.cluster)
+        goals = self._goals()
+        found = {}
+        for topic in seen.topics.values():
+            for number, partition in topic.partitions.items():
+                if not set(partition.replicas) & set(self.phantoms.ids):
+                    continue
+                real = tuple(n for n in partition.replicas if n not in self.phantoms.ids)
+                spare = [n for n in sorted(self.brokers) if n not in real]
+                replicas = (*real, *spare[: len(partition.replicas) - len(real)])
+                as_new = PartitionGoal(0, 0, replicas)
+                found[topic.name, number] = goals.get((topic.name, number), as_new)
+        return found
+
+    async def _quiet(self, server: PhantomServer) -> None:
+        """Until the brokers have closed their connections: else each of them logs a warning."""
+        try:
+            async with asyncio.timeout(_QUIET_MAX_S):
+                while True:
+                    if not server.has_fetchers:
+                        return
+                    await asyncio.sleep(_QUIET_LOOK_S)
+        except TimeoutError:
+            return
+
+    # --- afterwards ---
+    async def _prove(self) -> tuple[dict[Place, PlacedPartition], list[str]]:
+        """Asks the real leaders. A partition that does not begin where it should is a fault."""
+        kept = list(self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP))
+        seen = await new_cluster.read_placements(self.cluster, [topic.name for topic in kept])
+        found = await new_cluster.with_offsets(self.cluster, seen.topics, self.phantoms.ids)
+        old_ends = {
+            (topic.name, one.partition): one.log_end_offset
+            for topic in self.order.state.topics
+            for one in topic.partitions
+        }
+        restored: dict[Place, PlacedPartition] = {}
+        faults: list[str] = []
+        for topic in kept:
+            for number, start in enumerate(_starts(topic)):
+                place = (topic.name, number)
+                partition = found[topic.name].partitions[number]
+                if partition.log_start_offset != start:
+                    faults.append(
+                        f"{topic.name}-{number} begins at {partition.log_start_offset}, expected "
+                        f"{start}: let nobody write to it, delete the topic, and run it again"
+                    )
+                    continue
+                end = max(old_ends.get(place, start), start)
+                restored[place] = PlacedPartition(start, end, partition.leader_epoch)
+        return restored, faults
+
+    async def _set_configs(self) -> list[str]:
+        """Gives taken topics the archived values, and undoes what only the restore needed."""
+        configs: dict[str, dict[str, str | None]] = {}
+        for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
+            archived = dict(topic.archived.configs)
+            is_taken = topic.action is TopicAction.TAKE
+            values: dict[str, str | None] = {**archived} if is_taken else {}
+            if archived.get(_UNCLEAN) != "false":
+                values[_UNCLEAN] = archived.get(_UNCLEAN)
+            configs[topic.name] = values
+        return await rights.set_topic_configs(self.cluster, configs)
+
+    async def _commit(self, groups: GroupPlan) -> list[str]:
+        """The first group of a new cluster makes the topic of the groups' offsets, which takes it
+        some seconds.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _COORDINATORS_MAX_S
+        failed: Mapping[str, ClusterError] = {}
+        left = dict(groups.offsets)
+        while left:
+            failed = await commit_offsets(self.cluster, left)
+            left = {group: left[group] for group, e in failed.items() if e.error_code in _LATER}
+            if loop.time() > deadline:
+                break
+            await asyncio.sleep(_COORDINATOR_LOOK_S if left else 0)
+        return [f"group {group}: {error}" for group, error in failed.items()]
+
+    async def _set_rights(self) -> list[str]:
+        failed = await self._set_configs()
+        failed += await rights.create_acls(self.cluster, self.order.state.acls)
+        return failed + await rights.set_quotas(self.cluster, self.order.state.quotas)
+
+    def _report(
+        self,
+        restored: Mapping[Place, PlacedPartition],
+        groups: GroupPlan,
+        faults: Sequence[str],
+        seconds: float,
+    ) -> RestoreReport:
+        state = self.order.state
+        lost = tuple(
+            LostRecords(*place, one.start_offset, one.old_end_offset)
+            for place, one in sorted(restored.items())
+            if one.old_end_offset > one.start_offset
+        )
+        return RestoreReport(
+            topics=len({topic for topic, _ in restored}),
+            partitions=len(restored),
+            groups=len(groups.offsets),
+            acls=len(state.acls),
+            quotas=len(state.quotas),
+            refused={topic.name: topic.why for topic in self.plan.of(TopicAction.REFUSE)},
+            lost=lost,
+            differences=groups.differences,
+            by_hand=tuple(_by_hand(state, groups)),
+            faults=tuple(faults),
+            seconds=round(seconds, 3),
+        )
+
+
+def _starts(topic: PlannedTopic) -> list[int]:
+    return [one.end_offset for one in topic.archived.partitions]
+
+
+def _by_hand(state: ClusterState, groups: GroupPlan) -> list[str]:
+    work = [f"group {name}: {why}" for name, why in groups.left_out.items()]
+    if state.scram_users:
+        users = ", ".join(state.scram_users)
+        work.append(f"set the passwords of these SCRAM users anew, no API tells them: {users}")
+    work += [
+        f"the old brokers had the dynamic config {name}={value}"
+        for name, value in state.broker_configs
+    ]
+    work += [
+        f"{one.what} could not be read from the old cluster: {one.why}" for one in state.missing
+    ]
+    return work

@@ -1,0 +1,234 @@
+"""What happens to each topic, partition and group: decisions from values alone."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from restore_process import group, topic
+
+from fetchproxy.cluster_restore.archived_topics import archived_topic
+from fetchproxy.cluster_restore.group_plan import PlacedPartition, plan_groups
+from fetchproxy.cluster_restore.new_cluster import InterBrokerListener, listener_of
+from fetchproxy.cluster_restore.next_step import (
+    PartitionEpochSearch,
+    PartitionGoal,
+    PartitionStep,
+    next_step,
+    other_first,
+)
+from fetchproxy.cluster_restore.plan import (
+    FoundPartition,
+    FoundTopic,
+    RestorePlan,
+    TopicAction,
+    diff_lines,
+    plan_restore,
+)
+from fetchproxy.cluster_restore.state_file import (
+    PhantomIdentity,
+    RestoreJob,
+    RestoreStep,
+    read_restore_job,
+    write_restore_job,
+)
+from fetchproxy.cluster_state.state import (
+    GroupKind,
+    GroupWithOffsets,
+    OffsetOfGroup,
+    PartitionState,
+    TopicState,
+)
+from fetchproxy.errors import ConfigError
+
+PHANTOMS = (9_999, 9_998)
+REAL = (1, 2, 3)
+
+
+def found(
+    leader: int = 1,
+    *,
+    replicas: tuple[int, ...] = REAL,
+    in_sync: tuple[int, ...] | None = None,
+    epoch: int = 0,
+    log: tuple[int, int] | None = None,
+) -> FoundPartition:
+    start, end = (None, None) if log is None else log
+    synced = frozenset(replicas if in_sync is None else in_sync)
+    return FoundPartition(leader, epoch, replicas, synced, start, end)
+
+
+def planned(one: FoundPartition | None, brokers: tuple[int, ...] = REAL) -> RestorePlan:
+    name, topics = "orders", {}
+    if one is not None:
+        topics[name] = FoundTopic(name, uuid.uuid4(), {0: one})
+    return plan_restore([topic(name, [100], replicas=3)], topics, brokers, PHANTOMS)
+
+
+@pytest.mark.parametrize(
+    ("one", "action"),
+    [
+        (None, TopicAction.CREATE),
+        (found(log=(0, 0)), TopicAction.TAKE),
+        (found(log=(100, 100)), TopicAction.KEEP),
+        (found(log=(100, 130)), TopicAction.KEEP),
+        (found(log=(0, 1)), TopicAction.REFUSE),
+        (found(log=(50, 100)), TopicAction.REFUSE),
+        (found(-1), TopicAction.REFUSE),  # it may have records
+        (found(-1, replicas=PHANTOMS), TopicAction.TAKE),
+        (found(9_999, replicas=(*PHANTOMS, *REAL)), TopicAction.TAKE),
+        (found(replicas=(9_999, *REAL), log=(100, 100)), TopicAction.TAKE),
+    ],
+)
+def test_a_topic_is_created_taken_kept_or_refused(
+    one: FoundPartition | None, action: TopicAction
+) -> None:
+    [of_topic] = planned(one).topics
+    assert of_topic.action is action
+    assert bool(of_topic.why) == (action is TopicAction.REFUSE)
+
+
+def test_more_replicas_than_brokers_are_refused() -> None:
+    [of_topic] = planned(None, brokers=(1, 2)).topics
+    assert of_topic.action is TopicAction.REFUSE
+    assert "3 replicas" in of_topic.why
+
+
+def test_leaders_rotate_over_all_topics() -> None:
+    topics = [topic(f"t{n}", [1], replicas=2) for n in range(6)]
+    plan = plan_restore(topics, {}, REAL, PHANTOMS)
+    assert [one.replicas[0][0] for one in plan.topics] == [1, 2, 3, 1, 2, 3]
+
+
+def test_the_plan_is_a_diff() -> None:
+    lines = list(diff_lines(planned(None)))
+    assert lines[0] == "+ topic orders: 1 partition, new"
+    assert lines[1].startswith("+     partition 0: begins at 100, leader epoch from 0, replicas")
+    [refused] = diff_lines(planned(found(log=(0, 5))))
+    assert refused.startswith("! topic orders: refused: it exists and has records: partition 0")
+
+
+BOTH = (*PHANTOMS, *REAL)
+STEPS = [
+    (found(-1, replicas=PHANTOMS), PartitionStep.WAIT),
+    (found(9_999, replicas=PHANTOMS), PartitionStep.SWAP),
+    (found(9_999, replicas=(9_998, 9_999), epoch=0), PartitionStep.LEAD),
+    (found(9_999, replicas=PHANTOMS, epoch=4), PartitionStep.SPREAD),
+    (found(9_999, replicas=(*REAL, *PHANTOMS), in_sync=PHANTOMS, epoch=4), PartitionStep.JOIN),
+    (found(9_999, replicas=BOTH, epoch=4), PartitionStep.REMOVE),
+    (found(1, epoch=5), PartitionStep.WAIT),
+    (found(1, epoch=5, log=(100, 100)), PartitionStep.DONE),
+    (found(1, replicas=BOTH, log=(100, 100)), PartitionStep.REMOVE),
+    (found(1, log=(0, 0)), PartitionStep.ATTACH),
+    (found(1, replicas=BOTH, in_sync=REAL, log=(0, 0)), PartitionStep.FOLLOW),
+    (found(1, replicas=BOTH, log=(0, 0)), PartitionStep.LEAD),
+]
+
+
+@pytest.mark.parametrize(("one", "step"), STEPS)
+def test_the_next_step_of_a_partition(one: FoundPartition, step: PartitionStep) -> None:
+    wanted = PartitionGoal(100, 5, REAL)
+    assert next_step(wanted, one, PHANTOMS, frozenset(REAL)) is step
+
+
+@pytest.mark.parametrize("placed", [frozenset(), frozenset({1}), frozenset({1, 2})])
+@pytest.mark.parametrize("one", [one for one, _ in STEPS])
+def test_no_real_broker_leads_before_all_are_proven(
+    one: FoundPartition, placed: frozenset[int]
+) -> None:
+    step = next_step(PartitionGoal(100, 5, REAL), one, PHANTOMS, placed)
+    if one.leader in PHANTOMS:
+        assert step not in (PartitionStep.JOIN, PartitionStep.REMOVE, PartitionStep.DONE)
+
+
+def test_the_other_phantom_comes_first() -> None:
+    assert other_first(BOTH, PHANTOMS) == (9_998, 9_999, *REAL)
+    assert other_first(other_first(BOTH, PHANTOMS), PHANTOMS) == BOTH
+
+
+@given(st.integers(0, 50), st.integers(0, 5_000))
+def test_the_number_of_changes_is_found(leader_epoch: int, more: int) -> None:
+    actual, search, guesses = leader_epoch + more, PartitionEpochSearch(leader_epoch), 0
+    while search.guess != actual:
+        guesses += 1
+        assert not search.has_failed
+        if search.guess < actual:
+            search.too_low()
+        else:
+            search.too_high()
+    assert guesses < 40
+
+
+def test_a_search_among_changing_answers_ends() -> None:
+    search = PartitionEpochSearch(3)
+    search.too_low()
+    search.too_high()
+    while not search.has_failed:
+        search.too_high()
+
+
+def test_groups_go_on_and_differences_have_numbers() -> None:
+    places = {("t", 0): PlacedPartition(100, 120, 5), ("t", 1): PlacedPartition(7, 7, 5)}
+    groups = [
+        group("at-end", {("t", 0): 120, ("t", 1): 7}, epoch=5),
+        group("within", {("t", 0): 110}, epoch=9),
+        group("elsewhere", {("u", 0): 1}),
+        GroupWithOffsets("shared", GroupKind.SHARE, (OffsetOfGroup("t", 0, 1),)),
+    ]
+
+    plan = plan_groups(groups, places)
+
+    committed = {g: [(o.partition, o.offset, o.leader_epoch) for o in offsets]
+                 for g, offsets in plan.offsets.items()}  # fmt: skip
+    assert committed == {"at-end": [(0, 100, 5), (1, 7, 5)], "within": [(0, 100, -1)]}
+    found = [(one.group, one.partition, one.skipped, one.set_back) for one in plan.differences]
+    assert found == [("at-end", 0, 0, 20), ("within", 0, 10, 10)]
+    assert list(plan.left_out) == ["shared"]
+
+
+def test_a_topic_without_archive_begins_where_its_log_ended() -> None:
+    state = TopicState("t", uuid.uuid4(), 3, 1, (), (), (PartitionState(0, 10, 500, 8),))
+    [partition] = archived_topic(state, {}).partitions
+    assert (partition.end_offset, partition.leader_epoch) == (500, 8)
+
+
+def test_a_partition_whose_end_nobody_knows_is_refused() -> None:
+    state = TopicState("t", uuid.uuid4(), 3, 2, (), (), (PartitionState(0, 10, 500, 8),))
+    assert "partition 1" in archived_topic(state, {}).why_not
+
+
+@pytest.mark.parametrize(
+    ("configs", "listener"),
+    [
+        ({}, ("PLAINTEXT", 0)),
+        ({"inter.broker.listener.name": "INSIDE",
+          "listener.security.protocol.map": "INSIDE:SASL_SSL,OUT:PLAINTEXT"}, ("INSIDE", 3)),
+        ({"security.inter.broker.protocol": "SSL",
+          "listener.security.protocol.map": "SSL:SSL"}, ("SSL", 1)),
+    ],
+)  # fmt: skip
+def test_the_listener_of_brokers_among_themselves(
+    configs: dict[str, str | None], listener: tuple[str, int]
+) -> None:
+    assert listener_of(configs) == InterBrokerListener(*listener)
+
+
+def test_the_file_of_a_restore(tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    assert read_restore_job(path) is None
+    job = RestoreJob("c", 5, (PhantomIdentity(9_999, uuid.uuid4(), uuid.uuid4()),), port=77)
+    write_restore_job(path, job.at(RestoreStep.PLACE))
+    assert read_restore_job(path) == job.at(RestoreStep.PLACE)
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="not the state of a restore"):
+        read_restore_job(path)
+
+
+def test_phantoms_may_be_there_from_their_registration_to_their_end() -> None:
+    job = RestoreJob("c", 5, ())
+    may = [step for step in RestoreStep if job.at(step).has_phantoms]
+    assert may == list(RestoreStep)[1:7]

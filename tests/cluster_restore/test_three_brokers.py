@@ -1,0 +1,77 @@
+"""Restores into three real brokers, which are also controllers, with a hundred partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from folder_fixture import folder_fixture
+from restore_process import RestoreProcess, group, order_of, topic
+from test_cluster_restore import assert_no_phantom, consumed, ends, produced, restored
+
+from lab.kafka_cluster import KafkaCluster
+
+pytestmark = pytest.mark.kafka
+
+BROKERS = {1, 2, 3}
+
+
+@folder_fixture
+def three_new_brokers(find_part: Callable[..., None]) -> Iterator[KafkaCluster]:
+    """A test that kills one starts it again."""
+    cluster = KafkaCluster()
+    try:
+        find_part("kafka", cluster.start)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def test_a_hundred_partitions_begin_at_their_offsets_on_all_replicas(
+    three_new_brokers: KafkaCluster, tmp_path: Path
+) -> None:
+    bootstrap, name = three_new_brokers.bootstrap, "hundred"
+    starts = [7_000_000_000 * n + 1 for n in range(100)]
+    committed = {(name, n): start for n, start in enumerate(starts)}
+    topics = [topic(name, starts, replicas=3, epoch=3, min_insync_replicas="2")]
+    groups = [group("readers", committed, epoch=3)]
+
+    report = await restored(bootstrap, order_of(tmp_path / "job", topics, groups))
+
+    assert report.is_whole, list(report.lines())
+    assert ends(bootstrap, name, 100) == [(start, start) for start in starts]
+    partitions = three_new_brokers.partitions(name)
+    assert all(one.in_sync == BROKERS for one in partitions.values())
+    assert {one.leader for one in partitions.values()} == BROKERS
+    assert produced(bootstrap, name, 57, b"next") == starts[57]
+    records = consumed(bootstrap, name, "readers")
+    assert next(records) == (57, starts[57], b"next")
+    records.close()
+    assert_no_phantom(bootstrap, BROKERS)
+
+
+def test_a_broker_that_is_killed_meanwhile_comes_back_and_the_restore_ends_right(
+    three_new_brokers: KafkaCluster, tmp_path: Path
+) -> None:
+    bootstrap, name = three_new_brokers.bootstrap, "broker-killed"
+    starts = [1_000_000 + n for n in range(10)]
+    job = tmp_path / "job"
+    process = RestoreProcess(bootstrap, job, name, starts, replicas=3)
+    killed = three_new_brokers.nodes[3]
+    for line in process.steps():
+        if line == "step: place":
+            killed.kill()
+            break
+    process.kill()
+    killed.start()
+    three_new_brokers.wait_for_brokers(BROKERS)
+
+    assert RestoreProcess(bootstrap, job, name, starts, replicas=3).wait() == 0
+
+    three_new_brokers.wait_for_in_sync(name)
+    assert ends(bootstrap, name, 10) == [(start, start) for start in starts]
+    assert_no_phantom(bootstrap, BROKERS)
+    # The killed one leads from the same offset.
+    three_new_brokers.move_leaders(name, {0: 3})
+    assert ends(bootstrap, name, 1) == [(starts[0], starts[0])]
