@@ -178,27 +178,28 @@ function costsOf(load, storedGb, requests, prices) {
 function rows(found) {
   const gib = (bytes) => (bytes / 2 ** 30).toFixed(1) + " GiB";
   const whole = (number) => Math.floor(number + 0.5).toLocaleString("en-US");
+  const usd = (cost) => "$" + whole(cost);
   const { segments, machines, requests_per_day: requests, costs_per_month: costs } = found;
-  const processes = (count, mb) => `${count}, together ${whole(mb)} MB/s in and as much out`;
+  const processes = (count, mb) => `${count}, together ${whole(mb)} MB/s in and ${whole(mb)} MB/s out`;
   const busy = machines.proxy_cores + machines.archiver_cores;
   return [
     ["proxies", processes(machines.proxies, machines.proxies_mb_per_s)],
     ["archivers", processes(machines.archivers, machines.archivers_mb_per_s)],
-    ["cores", `${machines.cores}, of which ${busy.toFixed(2)} are busy`],
+    ["cores", `${machines.cores}, of which ${busy.toFixed(2)} are busy on average`],
     ["memory of a proxy", gib(machines.proxy_memory_bytes)],
     ["memory of an archiver", gib(machines.archiver_memory_bytes)],
     ["spool of an archiver", gib(machines.archiver_spool_bytes)],
     ["stored", whole(found.stored_gb) + " GB"],
     ["segments kept", `${whole(segments.kept)}, of ${(segments.log_bytes / 2 ** 20).toFixed(1)} MiB`],
-    ["writes a day", whole(requests.writes)],
-    ["listings a day", whole(requests.listings)],
-    ["reads a day", whole(requests.reads)],
-    ["deletions a day", whole(requests.deletes)],
-    ["storage a month", whole(costs.storage)],
-    ["writes and listings a month", whole(costs.writes_and_listings)],
-    ["reads a month", whole(costs.reads)],
-    ["egress a month", whole(costs.egress)],
-    ["all of the store, a month", whole(costs.total)],
+    ["write requests a day", whole(requests.writes)],
+    ["list requests a day", whole(requests.listings)],
+    ["read requests a day", whole(requests.reads)],
+    ["delete requests a day", whole(requests.deletes)],
+    ["cost of storage a month", usd(costs.storage)],
+    ["cost of writes and listings a month", usd(costs.writes_and_listings)],
+    ["cost of reads a month", usd(costs.reads)],
+    ["cost of egress a month", usd(costs.egress)],
+    ["total cost a month", usd(costs.total)],
   ];
 }
 

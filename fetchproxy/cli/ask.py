@@ -44,17 +44,17 @@ _READERS = (
     *(("address", "address"), ("client id", "client_id"), ("user", "user"), ("group", "group")),
     *(("served/s", "served_bytes_per_s"), ("from store/s", "store_bytes_per_s")),
     *(("served", "served_bytes"), ("from store", "store_bytes"), ("GET", "gets")),
-    *(("LIST", "lists"), ("throttled s", "throttle_seconds"), ("USD", "usd")),
+    *(("LIST", "lists"), ("PUT", "puts"), ("throttled s", "throttle_seconds"), ("USD", "usd")),
 )
 _TOPICS = (
     *(("topic", "topic"), ("partitions", "partitions"), ("faulty", "faulty")),
-    *(("lag", "lag_offsets"), ("size", "size_bytes"), ("deleted in s", "deleted_in_seconds")),
+    *(("lag", "lag_offsets"), ("size", "size_bytes"), ("seconds left", "deleted_in_seconds")),
     ("USD/month", "storage_usd_per_month"),
 )
 _LAG = (
     *(("topic", "topic"), ("partition", "partition"), ("archive end", "archive_end")),
     *(("log start", "log_start_offset"), ("log end", "log_end_offset"), ("lag", "lag_offsets")),
-    *(("margin", "margin_offsets"), ("deleted in s", "deleted_in_seconds"), ("role", "role")),
+    *(("margin", "margin_offsets"), ("seconds left", "deleted_in_seconds"), ("role", "role")),
 )
 
 LookInterval = Annotated[

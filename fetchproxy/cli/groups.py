@@ -44,7 +44,7 @@ from fetchproxy.tls.reloading import upstream_context
 _LISTED = (
     *(("group", "group"), ("clients", "clients"), ("served", "served_bytes")),
     *(("from store", "store_bytes"), ("GET", "gets"), ("LIST", "lists")),
-    *(("throttled s", "throttle_seconds"), ("USD", "usd")),
+    *(("PUT", "puts"), ("throttled s", "throttle_seconds"), ("USD", "usd")),
 )
 _LISTED_BY_BROKERS = (("group", "group"), ("partitions", "partitions"), ("lag", "lag_offsets"))
 _POSITIONS = (
@@ -104,6 +104,9 @@ def list_groups(
 @options.shares("bootstrap")
 def show_group(context: typer.Context, group: GroupName, json: AsJson = False) -> None:
     """Show how far GROUP has read, and whether its next records are in the archive or at a broker.
+
+    --bootstrap must name brokers, not the proxy: through the proxy, archive and brokers look like
+    one log, so `reads from` would always be "brokers".
 
     Exit codes: 0 done; 2 the cluster does not respond, or has no commits of the group.
     """

@@ -45,7 +45,16 @@ def loaded(name: str) -> Any:
         group.command(name)(getattr(module, name))
     command = typer.main.get_command(group)
     command.name = name
+    for one in (command, *getattr(command, "commands", {}).values()):
+        one.help = flowing(one.help or "")
     return command
+
+
+def flowing(text: str) -> str:
+    """The paragraphs of a help text, without the line breaks of its source: a narrow terminal would
+    show these as half lines.
+    """
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
-from fetchproxy.archive import stored_archive
+from fetchproxy.archive import store_url, stored_archive
 from fetchproxy.cli import options
 from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.jobs import count, end_job, run_over
@@ -25,7 +25,11 @@ from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.health import Condition
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.listings import Unlisted
-from fetchproxy.writing.archive_health import partition_health, with_published_conditions
+from fetchproxy.writing.archive_health import (
+    mirror_in_words,
+    partition_health,
+    with_published_conditions,
+)
 from fetchproxy.writing.published_conditions import read_published_conditions
 
 AsJson = Annotated[
@@ -127,6 +131,9 @@ async def read_archive(
                 segments = rlmm.list_remote_log_segments(tp)
                 rows += (_row(segment, view) for segment in segments)
         published = await read_published_conditions(storage.objects)
+        identity = await storage.identity.look()
+    if identity is not None and identity.is_mirror:
+        found.append(mirror_in_words(store_url(config)))
     if failing is not None:
         failing |= {
             name: error for name, error in (unlisted or {}).items() if topic in (None, name)

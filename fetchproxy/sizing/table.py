@@ -14,26 +14,30 @@ def rows(estimated: Estimate) -> list[tuple[str, str]]:
     return [
         ("proxies", _processes(machines.proxies, machines.proxies_mb_per_s)),
         ("archivers", _processes(machines.archivers, machines.archivers_mb_per_s)),
-        ("cores", f"{machines.cores}, of which {busy:.2f} are busy"),
+        ("cores", f"{machines.cores}, of which {busy:.2f} are busy on average"),
         ("memory of a proxy", _gib(machines.proxy_memory_bytes)),
         ("memory of an archiver", _gib(machines.archiver_memory_bytes)),
         ("spool of an archiver", _gib(machines.archiver_spool_bytes)),
         ("stored", f"{_whole(estimated.stored_gb)} GB"),
         ("segments kept", f"{_whole(segments.kept)}, of {segments.log_bytes / 2**20:.1f} MiB"),
-        ("writes a day", _whole(requests.writes)),
-        ("listings a day", _whole(requests.listings)),
-        ("reads a day", _whole(requests.reads)),
-        ("deletions a day", _whole(requests.deletes)),
-        ("storage a month", _whole(costs.storage)),
-        ("writes and listings a month", _whole(costs.writes_and_listings)),
-        ("reads a month", _whole(costs.reads)),
-        ("egress a month", _whole(costs.egress)),
-        ("all of the store, a month", _whole(costs.total)),
+        ("write requests a day", _whole(requests.writes)),
+        ("list requests a day", _whole(requests.listings)),
+        ("read requests a day", _whole(requests.reads)),
+        ("delete requests a day", _whole(requests.deletes)),
+        ("cost of storage a month", _usd(costs.storage)),
+        ("cost of writes and listings a month", _usd(costs.writes_and_listings)),
+        ("cost of reads a month", _usd(costs.reads)),
+        ("cost of egress a month", _usd(costs.egress)),
+        ("total cost a month", _usd(costs.total)),
     ]
 
 
 def _processes(count: int, mb_per_s: float) -> str:
-    return f"{count}, together {_whole(mb_per_s)} MB/s in and as much out"
+    return f"{count}, together {_whole(mb_per_s)} MB/s in and {_whole(mb_per_s)} MB/s out"
+
+
+def _usd(cost: float) -> str:
+    return f"${_whole(cost)}"
 
 
 def _gib(size_bytes: float) -> str:

@@ -21,6 +21,7 @@ from written_archive import WrittenArchive
 from fetchproxy.archive import for_executors, wall_clock_ms
 from fetchproxy.auditing import moving
 from fetchproxy.auditing.mirroring import MirrorOptions, PartitionMirror, open_place
+from fetchproxy.cli.segments import read_archive
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError, DamagedObject
 from fetchproxy.jobs.merge import MergeOptions, merge
@@ -375,7 +376,7 @@ async def test_notes_come_first_and_segments_in_the_order_of_offsets(
     assert objects(b) == objects(a)
 
 
-async def test_verify_of_a_mirror_says_that_it_is_one_and_what_it_lacks(
+async def test_verify_and_segments_say_that_a_mirror_is_one(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
     mirrored(a, b)
@@ -384,6 +385,8 @@ async def test_verify_of_a_mirror_says_that_it_is_one_and_what_it_lacks(
     assert whole.report.clean
     assert whole.other_manager is None
     assert [one.kind for one in whole.report.published_conditions] == ["mirror_read"]
+    _, listed = await read_archive(config_of(b), None)
+    assert [one.kind for one in listed] == ["mirror_read"]
     (b / archive.key(archive.segments[1], SegmentFile.METADATA)).unlink()
     (b / archive.key(archive.segments[2], SegmentFile.METADATA)).unlink()
     (b / archive.key(archive.segments[2], SegmentFile.LOG)).unlink()

@@ -24,7 +24,7 @@ TASKS = (
     ("restore a lost bucket", "recover/bucket.md", ("remote-log-layout", "--create")),
     ("upgrade", "operate/upgrade.md", ("Roll back", "archivers")),
     ("leave", "leave.md", ("backfill",)),
-    ("read a cost estimate", "deploy/sizing.md", ("[prices]", "all of the store, a month")),
+    ("read a cost estimate", "deploy/sizing.md", ("[prices]", "total cost a month")),
     ("what a log event means", "reference/log-events.md", ("store_failing", "archive_gap")),
 )
 
