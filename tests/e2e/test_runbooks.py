@@ -20,7 +20,7 @@ RECOVER = PROJECT / "docs" / "recover"
 # The sections that tests follow; "" is what stands before the first.
 FOLLOWED = {
     "proxy.md": ("Start it again", "Without any proxy"),
-    "bucket.md": ("", "The mirror becomes the archive", "Begin a new archive"),
+    "bucket.md": ("", "The mirror becomes the archive", "Start a new archive"),
     "metadata.md": ("",),
     "topic.md": ("",),
     "cluster.md": ("",),
@@ -82,7 +82,7 @@ def test_the_bucket_is_lost_and_there_is_a_mirror(scene: Scene) -> None:
 @pytest.mark.slow
 def test_the_bucket_is_lost_and_there_is_no_copy(scene: Scene) -> None:
     empty(scene)
-    follow(scene, "bucket.md", "Begin a new archive")
+    follow(scene, "bucket.md", "Start a new archive")
 
 
 @pytest.mark.slow
