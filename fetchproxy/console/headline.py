@@ -17,12 +17,12 @@ from fetchproxy.storage.store_health import StoreOperation
 
 _NOTHING = "Readers notice nothing."
 _NOT_YET = "Readers notice nothing yet."
-_WAIT = "Readers of these records wait and keep their place. All others go on."
+_WAIT = "Readers of these records wait and keep their position. All others continue."
 _HISTORY_WAITS = (
-    "Readers of archived records wait and keep their place. Readers of new records go on."
+    "Readers of archived records wait and keep their position. Readers of new records continue."
 )
-_ALL_WAIT = "Readers wait and keep their place."
-_SKIP = "Readers skip these offsets and go on behind them."
+_ALL_WAIT = "Readers wait and keep their position."
+_SKIP = "Readers skip these offsets and continue after them."
 # A time that is nearer is told to the minute, a later one in steps: it is an estimate.
 _NEAR_S, _STEP_MS, _MINUTE_MS, _DAY_S = 3_600.0, 600_000, 60_000, 86_400.0
 
@@ -47,53 +47,53 @@ class _Words(NamedTuple):
 
 _WORDS: Mapping[str, _Words] = {
     Kind.BROKERS_AWAY: _Words(
-        "No broker answers", "No client is served. Nothing is archived meanwhile.",
-        until="Until a broker answers. If only this process does not reach them, they may delete "
-        "unarchived records meanwhile.",
+        "No broker responds", "No client is served, and nothing is archived.",
+        until="Until a broker responds. If only this process cannot reach them, the brokers may "
+        "delete unarchived records meanwhile.",
     ),
-    Kind.STORE_FAILING: _Words("The store fails", _HISTORY_WAITS, rests=True),
+    Kind.STORE_FAILING: _Words("The store is failing", _HISTORY_WAITS, rests=True),
     Kind.STORE_THROTTLES: _Words(
-        "The store asks for fewer requests", "Reads of archived records are slower."
+        "The store limits requests", "Reads of archived records are slower."
     ),
-    Kind.SEGMENTS_LOCKED: _Words("The key {who} of encrypted segments is missing", _WAIT),
-    Kind.OBJECT_NOT_READABLE: _Words("The store does not give out an object of {who}", _WAIT),
+    Kind.SEGMENTS_LOCKED: _Words("The key {who} for encrypted segments is missing", _WAIT),
+    Kind.OBJECT_NOT_READABLE: _Words("The store does not return an object of {who}", _WAIT),
     Kind.SEGMENT_DAMAGED: _Words("An archived segment of {who} is damaged", _WAIT),
-    Kind.KEY_SERVICE_FAILING: _Words("The key service gives no keys", _HISTORY_WAITS, rests=True),
+    Kind.KEY_SERVICE_FAILING: _Words("The key service returns no keys", _HISTORY_WAITS, rests=True),
     Kind.KEY_RING_UNUSABLE: _Words("The changed key ring cannot be used", _NOTHING),
-    Kind.SEGMENT_METADATA_CHANGED: _Words("Somebody has changed metadata of {who}", _WAIT),
-    Kind.ARCHIVE_MISSING: _Words("There is no archive at this address", _HISTORY_WAITS, True),
-    Kind.ARCHIVE_MISMATCH: _Words("The archive is another cluster's", _HISTORY_WAITS, True),
+    Kind.SEGMENT_METADATA_CHANGED: _Words("The metadata of {who} was changed", _WAIT),
+    Kind.ARCHIVE_MISSING: _Words("There is no archive at store.url", _HISTORY_WAITS, True),
+    Kind.ARCHIVE_MISMATCH: _Words("The archive belongs to another cluster", _HISTORY_WAITS, True),
     Kind.ARCHIVE_LISTING_FAILING: _Words("The archive cannot be listed", _HISTORY_WAITS, True),
-    Kind.PARTITIONS_UNKNOWN: _Words("The metadata topic does not know some partitions", _WAIT),
+    Kind.PARTITIONS_UNKNOWN: _Words("The metadata topic lacks some partitions", _WAIT),
     Kind.CLUSTER_AUTHENTICATION_REFUSED: _Words(
         "The brokers refuse the proxy's own login",
-        "Readers of archived records wait. All others go on. Nothing is archived.",
+        "Readers of archived records wait. All others continue. Nothing is archived.",
         rests=True,
     ),
-    Kind.ARCHIVER_DISK_FAILING: _Words("The archiver's disk is full or fails", _NOT_YET, True),
-    Kind.ARCHIVER_SILENT: _Words("An archiver does not run", _NOT_YET, rests=True),
-    Kind.PART_FAILED: _Words("A part of the process fails and is started again", "See below."),
+    Kind.ARCHIVER_DISK_FAILING: _Words("The archiver's disk is full or failing", _NOT_YET, True),
+    Kind.ARCHIVER_SILENT: _Words("An archiver is not running", _NOT_YET, rests=True),
+    Kind.PART_FAILED: _Words("A part of the process failed and is restarted", "See below."),
     Kind.SETTINGS_REFUSED: _Words("Changed settings cannot be used", _NOTHING),
     Kind.SETTINGS_WAIT: _Words("Changed settings wait for a restart", _NOTHING),
     Kind.TLS_FILES_UNUSABLE: _Words("Changed certificates cannot be used", _NOT_YET),
     Kind.TLS_CERTIFICATE_EXPIRES: _Words(
-        "A certificate ends soon", "Clients cannot connect once it has ended.",
-        until="The certificate ends at {at}.",
+        "A certificate expires soon", "Clients cannot connect when it has expired.",
+        until="The certificate expires at {at}.",
     ),
     Kind.BROKER_AWAY: _Words(
-        "A broker does not answer: {who}", "Readers of its partitions wait for another leader."
+        "A broker does not respond: {who}", "Readers of its partitions wait for another leader."
     ),
     Kind.MESSAGE_TOO_LARGE: _Words("A message is too large", "Its client gets an error."),
-    Kind.READERS_HELD: _Words("Readers wait for records that no tier has", _WAIT),
-    Kind.CLIENTS_WAIT: _Words("Clients wait long for their turn", "Some logins or searches wait."),
+    Kind.READERS_HELD: _Words("Readers wait for records that are not archived yet", _WAIT),
+    Kind.CLIENTS_WAIT: _Words("Clients wait too long", "Some logins, lookups by time or key requests wait."),
     Kind.GATEWAY_NOT_LISTENING: _Words("Clients cannot connect now", "No client is served."),
     Kind.UNARCHIVED_RECORDS_DELETED: _Words(
         "Records are lost: {who}", _SKIP, rests=True
     ),
-    Kind.ARCHIVE_MARGIN_SMALL: _Words("Time runs out: {who} must be archived soon", _NOT_YET, True),
+    Kind.ARCHIVE_MARGIN_SMALL: _Words("Time is running out: {who} must be archived soon", _NOT_YET, True),
     Kind.OPEN_TRANSACTION: _Words(
-        "An open transaction holds up {who}",
-        "Readers of committed records wait for it too.",
+        "An open transaction blocks {who}",
+        "Consumers with read_committed also wait for it.",
         rests=True,
     ),
     Kind.PARTITION_STOPPED: _Words("Archiving has stopped for {who}", _NOT_YET, rests=True),
@@ -106,10 +106,10 @@ _WORDS: Mapping[str, _Words] = {
         "Readers lose the old records.",
         until="It deletes them at {at}.",
     ),
-    Kind.RETENTION_CLOCK_DOUBTED: _Words("Retention waits: the clock may be wrong", _NOTHING),
-    Kind.RETENTION_HELD_UP: _Words("Retention of {who} waits for a record of the future", _NOTHING),
+    Kind.RETENTION_CLOCK_DOUBTED: _Words("Retention is paused: the clock may be wrong", _NOTHING),
+    Kind.RETENTION_HELD_UP: _Words("A record with a future timestamp blocks retention of {who}", _NOTHING),
     Kind.LOCAL_RETENTION_HELD_UP: _Words(
-        "The brokers keep {who} because of a record of the future", _NOTHING
+        "The brokers keep {who} because of a future timestamp", _NOTHING
     ),
     Kind.CLUSTER_STATE_INCOMPLETE: _Words(
         "A new cluster could not be made as this one is: rights are missing", _NOTHING
@@ -118,30 +118,30 @@ _WORDS: Mapping[str, _Words] = {
     Kind.JOURNAL_NOT_WRITTEN: _Words(
         "The archiver's journal is not written", "A lost cluster would lose minutes of records."
     ),
-    Kind.LOG_BEGINS_AGAIN: _Words("The log of {who} begins again", _NOT_YET, rests=True),
+    Kind.LOG_BEGINS_AGAIN: _Words("The log of {who} started over", _NOT_YET, rests=True),
     Kind.PARTITION_FAILING: _Words("Archiving fails for {who}", _NOT_YET, rests=True),
     Kind.SEGMENT_COPY_STALLED: _Words(
         "A copy to the store hangs: {who}", _NOT_YET, rests=True,
-        until="The copy is given up at {at}, and begins again.",
+        until="The copy is given up at {at}, and tried again.",
     ),
     Kind.TOPIC_REFUSED: _Words(
         "Not archived: {who}", "Readers get only what the brokers still have."
     ),
-    Kind.PARTITIONS_NOT_LED: _Words("No archiver archives some partitions", _NOT_YET, rests=True),
-    Kind.TOPIC_LEFT_OUT: _Words("Not archived any more: {who}", _NOT_YET),
+    Kind.PARTITIONS_NOT_LED: _Words("No archiver copies some partitions", _NOT_YET, rests=True),
+    Kind.TOPIC_LEFT_OUT: _Words("No longer archived: {who}", _NOT_YET),
     Kind.ARCHIVED_OFFSETS_MISSING: _Words("Archived records of {who} are gone", _SKIP),
     Kind.SEGMENT_METADATA_UNREADABLE: _Words("Metadata of {who} cannot be read", _WAIT),
     Kind.ARCHIVE_GAP: _Words("Records of {who} were lost before they were archived", _SKIP),
-    Kind.MIRROR_READ: _Words("A mirror is read", "Readers wait for the segments not copied yet."),
+    Kind.MIRROR_READ: _Words("The archive in use is a mirror", "Readers wait for segments that are not copied yet."),
     Kind.ARCHIVED_OFFSETS_NOT_KNOWN: _Words("Some offsets of {who} are in no segment", _SKIP),
-    Kind.SEGMENTS_PUT_ASIDE: _Words("Segments of {who} are put aside", _NOTHING),
+    Kind.SEGMENTS_PUT_ASIDE: _Words("Old segments of {who} are hidden", _NOTHING),
 }  # fmt: skip
 _NEWER_WORDS = _Words("A newer fetchproxy reports: {who}", "See below.")
 _STORE_WORDS = {
     StoreOperation.LIST: _Words("The store cannot be listed", _HISTORY_WAITS),
     StoreOperation.READ: _Words("The store cannot be read", _HISTORY_WAITS),
-    StoreOperation.WRITE: _Words("The store takes no writes", _NOT_YET),
-    StoreOperation.DELETE: _Words("The store deletes nothing", _NOTHING),
+    StoreOperation.WRITE: _Words("The store accepts no writes", _NOT_YET),
+    StoreOperation.DELETE: _Words("The store refuses deletions", _NOTHING),
 }
 
 
@@ -250,7 +250,7 @@ def _store_words(alike: Sequence[Condition]) -> tuple[_Words, Sequence[Condition
     matter = [one for one in alike if one.subject != StoreOperation.DELETE] or alike
     operations = {condition.subject for condition in matter}
     if len(operations) > 1:
-        return _Words("The store does not work", _HISTORY_WAITS), matter
+        return _Words("The store is failing", _HISTORY_WAITS), matter
     operation = StoreOperation(matter[0].subject)
     return _STORE_WORDS[operation], matter
 
@@ -290,7 +290,7 @@ def _loss(
     rest: Sequence[Condition], least_times: LeastTimes, moment: Moment
 ) -> tuple[str, int | None]:
     if any(one.kind == Kind.UNARCHIVED_RECORDS_DELETED for one in rest):
-        return "Records are being lost: the brokers delete what is not archived.", 0
+        return "Records are being lost: the brokers are deleting unarchived records.", 0
     timed_conditions = [
         condition
         for condition in rest
@@ -299,12 +299,12 @@ def _loss(
     times_left = [one.until - moment.now for one in timed_conditions if one.until is not None]
     times_left += least_times.of(rest)
     if not times_left:
-        return "No time is known from which the brokers delete what is not archived.", None
+        return "It is not known when the brokers will delete unarchived records.", None
     seconds_left = max(min(times_left), 0.0)
     if seconds_left < _MINUTE_MS / 1000:
         return "Records may be lost at any moment: the brokers may delete them now.", 0
     time_words = moment.in_words(seconds_left)
-    return f"Records are lost from about {time_words} on, if this goes on.", int(seconds_left)
+    return f"If this continues, records are lost from about {time_words} on.", int(seconds_left)
 
 
 def rests_elsewhere(conditions: Iterable[Condition]) -> bool:

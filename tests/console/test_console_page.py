@@ -129,7 +129,7 @@ async def scene(browser: Browser) -> AsyncIterator[Scene]:
 
 
 async def test_a_calm_page_says_that_all_is_well(scene: Scene) -> None:
-    await scene.headline(CALM, "The store answers", "3 of 3 brokers answer")
+    await scene.headline(CALM, "The store responds", "3 of 3 brokers respond")
     assert await scene.js("document.querySelectorAll('.banner.bad:not([hidden])').length") == 0
     await scene.picture("calm")
 
@@ -140,9 +140,9 @@ async def test_the_store_is_down_and_comes_back(scene: Scene) -> None:
         scene.process.storage.health[operation].succeeded(now - 90)
         scene.process.storage.health[operation].failed(now, now - 60, StorageDenied("key refused"))
     await scene.headline(
-        "The store does not work",
+        "The store is failing",
         "Nothing is archived",
-        "wait and keep their place",
+        "wait and keep their position",
         "repair the store",
     )
     await scene.sees("#tiles", "fails")
@@ -161,7 +161,7 @@ async def test_the_brokers_are_down_and_come_back(scene: Scene) -> None:
     )
     scene.health.report(Condition(Kind.BROKERS_AWAY, what, missing="brokers"))
     await scene.headline(
-        "No broker answers", "No client is served", "Until a broker answers", "start the brokers"
+        "No broker responds", "No client is served", "Until a broker responds", "start the brokers"
     )
     await scene.sees("main", "Not ready yet: brokers", "0 of 3")
     await scene.picture("brokers-down")
@@ -178,7 +178,7 @@ async def test_the_margin_runs_out(scene: Scene) -> None:
         "producers"
     )
     scene.published.hold(Kind.ARCHIVE_MARGIN_SMALL, ORDERS[1], what, until=until)
-    await scene.headline("Time runs out: orders-1", "lost from about 16:20 UTC (in 2 h", "cause:")
+    await scene.headline("Time is running out: orders-1", "lost from about 16:20 UTC (in 2 h", "cause:")
     await scene.sees("#tiles", "2 h")
     await scene.sees("#partitions tr:first-child", "orders-1")
     await scene.picture("margin")

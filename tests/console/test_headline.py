@@ -75,10 +75,10 @@ def test_topics_are_named_or_counted() -> None:
     ("operations", "says"),
     [
         (["read"], "The store cannot be read"),
-        (["write"], "The store takes no writes"),
-        (["delete"], "The store deletes nothing"),
+        (["write"], "The store accepts no writes"),
+        (["delete"], "The store refuses deletions"),
         (["delete", "list"], "The store cannot be listed"),
-        (["read", "write", "delete"], "The store does not work"),
+        (["read", "write", "delete"], "The store is failing"),
     ],
 )
 def test_which_operations_of_the_store_fail(operations: list[str], says: str) -> None:
@@ -90,9 +90,9 @@ def test_which_operations_of_the_store_fail(operations: list[str], says: str) ->
 def test_without_brokers_nobody_reads_new_records() -> None:
     failing = Condition(Kind.STORE_FAILING, "it fails", "read")
     [one] = said_of(failing)
-    assert "new records go on" in one.readers
+    assert "new records continue" in one.readers
     [one] = said_of(failing, tail=False)
-    assert one.readers == "Readers wait and keep their place."
+    assert one.readers == "Readers wait and keep their position."
 
 
 def test_the_worst_problem_comes_first_and_the_most_urgent_of_a_kind_speaks() -> None:
@@ -125,7 +125,7 @@ def test_when_records_are_lost(left_s: float, when: str) -> None:
     failing = Condition(Kind.STORE_FAILING, "it fails", "write", until=until)
     current_outlook = outlook([failing], NONE, NOON, archives=True)
     assert current_outlook.says == (
-        f"Nothing is archived now. Records are lost from about {when} on, if this goes on."
+        f"Nothing is archived now. If this continues, records are lost from about {when} on."
     )
     assert current_outlook.lost_in_seconds == left_s
     by_lag = outlook([failing], LeastTimes(led=60), NOON, archives=True)
@@ -136,7 +136,7 @@ def test_what_is_known_of_no_time_and_of_no_threat() -> None:
     failing = Condition(Kind.STORE_FAILING, "it fails", "write")
     assert outlook([], SOON, NOON, archives=True) == Outlook(), "all is archived in time"
     assert outlook([failing], SOON, NOON, archives=False) == Outlook(), "others archive"
-    assert "No time is known" in outlook([failing], NONE, NOON, archives=True).says
+    assert "not known when" in outlook([failing], NONE, NOON, archives=True).says
     deletes = Condition(Kind.STORE_FAILING, "it fails", "delete")
     assert outlook([deletes], SOON, NOON, archives=True) == Outlook()
     announced = of_partition(Kind.RETENTION_STEP_ANNOUNCED, tp("a", 1), "82 %", until=2_000.0)

@@ -94,17 +94,17 @@ def see_the_store_fail(
     stopped = "Nothing is being archived"
     first = watcher.begins_with
     see("read", lambda: first(
-        "The store cannot be read", "keep their place", "The store's reads have been failing",
+        "The store cannot be read", "keep their position", "The store's reads have been failing",
         "are held back",
     ))  # fmt: skip
     see("write", lambda: first(
-        "The store takes no writes", "Readers notice nothing yet",
+        "The store accepts no writes", "Readers notice nothing yet",
         "The store's writes have been failing", stopped,
     ))  # fmt: skip
     see("list", lambda: first(
         "The store cannot be listed", "The store's listings have been failing", stopped
     ))  # fmt: skip
-    see("all", lambda: first("The store does not work", "been failing", stopped))
+    see("all", lambda: first("The store is failing", "been failing", stopped))
 
 
 def see_brokers_fail(watcher: Watcher, cluster: KafkaCluster) -> None:
@@ -124,7 +124,7 @@ def see_brokers_fail(watcher: Watcher, cluster: KafkaCluster) -> None:
     watcher.waits("brokers", begun_at, {
         "metric": lambda: watcher.metric("fetchproxy_brokers_reachable") == 0,
         "page": lambda: (
-            watcher.begins_with("No broker answers", "No client is served")
+            watcher.begins_with("No broker responds", "No client is served")
             and watcher.sees("Not ready")
         ),
         "log": lambda: watcher.logged("brokers_away"),
@@ -162,13 +162,13 @@ def test_what_befalls_an_archiver_elsewhere_is_named_here(
             watcher.waits("archiver-killed", begun_at, {
                 "metric": lambda: watcher.metric("fetchproxy_archivers_silent") == 1,
                 "page": lambda: watcher.begins_with(
-                    "An archiver does not run", "An archiver has not been heard of", "not archived",
+                    "An archiver is not running", "An archiver has not been heard of", "not archived",
                     "the brokers delete",
                 ),
                 "log": lambda: watcher.logged("archiver_silent"),
             })  # fmt: skip
             produce(kafka.bootstrap, data, 20)
-            lost = "Records are lost from about", "(in 6 d 23 h) on"
+            lost = "records are lost from about", "(in 6 d 23 h) on"
             wait_for("the time left", lambda: watcher.begins_with(*lost))
             archiver.start()
             wait_for("calm with another archiver", lambda: not watcher.alarms())

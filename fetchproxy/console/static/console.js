@@ -76,9 +76,9 @@ const SIGNS = { error: "✖", warning: "!", "on record": "i" };
 
 function calmWords({ store, brokers, totals, bootstrap }) {
   const away = brokers.away.length;
-  return [store.up === null ? "The store has not been asked yet." : "The store answers.",
-    bootstrap && brokers.known ? `${count(brokers.known - away)} of ${count(brokers.known)} brokers answer.` : "",
-    totals.partitions ? `${count(totals.lag_offsets)} offsets wait to be archived.` : "Nothing is archived yet."].filter(Boolean).join(" ");
+  return [store.up === null ? "The store has not been checked yet." : "The store responds.",
+    bootstrap && brokers.known ? `${count(brokers.known - away)} of ${count(brokers.known)} brokers respond.` : "",
+    totals.partitions ? `${count(totals.lag_offsets)} offsets are not archived yet.` : "Nothing is archived yet."].filter(Boolean).join(" ");
 }
 
 // What is at the top of the page: the worst problem, or that there is none.
@@ -156,8 +156,8 @@ function timeLeftTile({ outlook, totals }) {
   const threatened = outlook.lost_in_seconds !== null;
   if (threatened && outlook.lost_in_seconds === 0) return ["Time left", "none", "unarchived records are being deleted", true];
   if (threatened) return ["Time left", rough(Math.floor(outlook.lost_in_seconds / 60) * 60), "then unarchived records are lost", true];
-  if (totals.deleted_in_seconds !== null) return ["Time left", rough(Math.floor(totals.deleted_in_seconds / 60) * 60), "so long the brokers keep what is not archived"];
-  return ["Time left", "–", totals.lag_offsets ? "no time is known" : "nothing waits to be archived"];
+  if (totals.deleted_in_seconds !== null) return ["Time left", rough(Math.floor(totals.deleted_in_seconds / 60) * 60), "until the brokers delete what is not archived"];
+  return ["Time left", "–", totals.lag_offsets ? "not known" : "everything is archived"];
 }
 
 // Is something lost, or about to be? Then the archive, then what it depends on.
@@ -170,7 +170,7 @@ function archiveTiles({ outlook, totals, archiver, brokers, store, bootstrap }) 
     ["In the archive", size(totals.size_bytes), `${count(totals.topics)} topic${totals.topics === 1 ? "" : "s"}`],
     archiverTile(archiver),
     ["Store", store.up === null ? "–" : store.up ? "answers" : "fails", store.url, store.up === false],
-    ["Brokers", bootstrap ? `${count(brokers.known - brokers.away.length)} of ${count(brokers.known)}` : "none", bootstrap ? "answer" : "archive only", brokers.away.length > 0],
+    ["Brokers", bootstrap ? `${count(brokers.known - brokers.away.length)} of ${count(brokers.known)}` : "none", bootstrap ? "respond" : "archive only", brokers.away.length > 0],
   ];
 }
 
@@ -183,10 +183,10 @@ function readerTiles(now, before) {
     ["Written by clients", perSecond(rate(now, before, (s) => s.relay.to_broker_bytes)), `${size(relay.to_broker_bytes)} since the start`],
     ["Read from the store", perSecond(rate(now, before, (s) => s.remote_reads.read_bytes)), `${size(remote.read_bytes)} since the start`],
     ["Reads that wait", count(remote.waiting), `${count(remote.in_flight)} reads of the store now, ${count(remote.queued)} queued`],
-    ["Readers led to the archive", count(remote.catches), `${count(remote.held_stale)} had to wait, ${count(remote.passed_on)} got an error`],
-    ["Readers that met a loss", count(remote.led_on), remote.led_on ? `they skipped ${count(remote.offsets_skipped)} offsets` : "none", remote.led_on > 0],
+    ["Reads sent to the archive", count(remote.catches), `${count(remote.held_stale)} had to wait, ${count(remote.passed_on)} got an error`],
+    ["Readers that skipped a loss", count(remote.led_on), remote.led_on ? `${count(remote.offsets_skipped)} lost offsets` : "none", remote.led_on > 0],
     ["Found in memory", looked ? `${Math.round((100 * cache.hits) / looked)} %` : "–", `${size(cache.bytes)} of ${size(cache.bytes_max)} in use`],
-    ["Retries at the store", count(remote.backoffs), "pauses after its errors"],
+    ["Retries at the store", count(remote.backoffs), "after errors"],
     ["Damaged chunks", count(remote.corrupt_chunks), remote.corrupt_chunks ? "run fetchproxy verify" : "none seen", remote.corrupt_chunks > 0],
   ];
 }
@@ -407,8 +407,8 @@ function showPoll(error) {
   document.querySelector("main").classList.toggle("stale", Boolean(error && latest));
   lost.hidden = !error;
   if (error) {
-    const since = lastAnswerAt ? `since ${lastAnswerAt.toLocaleTimeString()}; the page shows what was known then` : "yet";
-    setText(lost, `fetchproxy has not answered ${since} (${error}).`);
+    const since = lastAnswerAt ? `since ${lastAnswerAt.toLocaleTimeString()}; the page shows the figures of that time` : "yet";
+    setText(lost, `fetchproxy has not responded ${since} (${error}).`);
     if (!latest) setText($("headline-says"), "Nothing is known yet");
   }
 }

@@ -51,7 +51,7 @@ function readerRow({ client, account, archived, throttled }) {
   const pauses = !client ? "–" : client.pace_records_per_s === null ? (client.pauses ? count(client.pauses) : "none")
     : `${count(client.pauses)}, ${recordsPerSecond(client.pace_records_per_s)}, held back ${client.held_back_s.toFixed(1)} s`;
   tr.append(head, plain("Group", account?.group || "–"), plain("Reads", readsText(client)), plain("From", tierText(speed, archived)),
-    cell("Speed", spoken), cell("Of it archived", perSecond(archived)), cell("Throttled", percent(throttled), throttled > 0.5),
+    cell("Speed", spoken), cell("Archived part", perSecond(archived)), cell("Throttled", percent(throttled), throttled > 0.5),
     cell("Pauses, pace", pauses), cell("Cost in the store", costText(account)));
   return tr;
 }
@@ -72,7 +72,7 @@ async function drawReaders() {
   readersBefore = new Map([...accounts].map(([key, one]) => [key, { ...one, at }]));
   const more = $("more-clients");
   more.hidden = rows.length > 0 && total <= clients.length;
-  setText(more, rows.length ? `${count(total - clients.length)} more clients read less than these.` : "Nobody reads now.");
+  setText(more, rows.length ? `${count(total - clients.length)} more clients read less than these.` : "No client is reading now.");
   await drawGroups();
 }
 

@@ -6,7 +6,7 @@
 const TOPICS_A_PAGE = 12, PARTITIONS_A_PAGE = 50, SEGMENTS_A_PAGE = 50, ROWS_SHOWN_MAX = 1000;
 const PLACE_POLL_MS = 5000;
 const TOPIC_COLUMNS = [
-  ["Topic", "topic"], ["Partitions", "-partitions"], ["With a fault", "-faulty"], ["Lost", "-lost_offsets", "offsets that no tier has"],
+  ["Topic", "topic"], ["Partitions", "-partitions"], ["With a fault", "-faulty"], ["Lost", "-lost_offsets", "offsets that neither archive nor brokers have"],
   ["Not archived yet", "-lag_offsets", "offsets on the brokers"], ["Time left", "deleted_in_seconds", "until the brokers delete what is not archived, as far as this process knows"],
   ["Size", "-size_bytes", "in the archive"]];
 const WORST = "worst";
@@ -111,7 +111,7 @@ async function drawPlace({ topic, partition }) {
     found = await ask(pathOf(topic, "partitions"), query);
   } catch (error) {
     if (error.message !== "HTTP 404") throw error;
-    setText($("place-title"), `${topic}: there is no such topic here`);
+    setText($("place-title"), `There is no topic ${topic} here`);
     [$("partitions"), $("segments"), $("timeline")].forEach((node) => redraw(node, "", () => []));
     return;
   }
