@@ -464,7 +464,7 @@ class ConsoleConfig(Section):
     token_file: Live[Path | None] = None
     """File with a token. If it is set, every path except /healthz and /readyz needs the token.
     Programs send it as `Authorization: Bearer TOKEN`; in a browser, enter it as the password of any
-    user. The file is read at the start.
+    user. The file is read at the start, and again at SIGHUP.
     """
 
 

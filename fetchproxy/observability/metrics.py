@@ -199,11 +199,12 @@ CLIENT_PAUSES = counter(
 )
 PACED_RESPONSES = counter(
     "fetchproxy_paced_answers",
-    "Fetches delayed to the pace of the client's application (pace_by_appetite)",
+    "Fetches of librdkafka clients that were delayed so that the client's queue does not fill "
+    "(pace_by_appetite)",
 )
 PACED_SECONDS = counter(
     "fetchproxy_paced_seconds",
-    "Seconds that fetches were delayed to the pace of the client's application",
+    "Total seconds of these delays",
 )
 READERS_WAITING = gauge(
     "fetchproxy_remote_readers_waiting",
@@ -249,7 +250,7 @@ EVENT_LOOP_CPU_LONGEST_SECONDS = gauge(
 )
 EVENT_LOOP_BUSY_SECONDS = counter(
     "fetchproxy_event_loop_busy_seconds",
-    "Seconds that the event loop has worked; at 1 a second it uses a whole core",
+    "Seconds that the event loop was busy; a rate of 1 means that it uses a whole core",
 )
 EVENT_LOOP_TURNS = counter("fetchproxy_event_loop_turns", "Turns of the event loop")
 

@@ -127,7 +127,7 @@ def test_clients_keep_their_address_and_their_commits(scene: Scene) -> None:
 def test_each_runbook_has_its_parts() -> None:
     for page, sections in FOLLOWED.items():
         text = (RECOVER / page).read_text("utf-8")
-        for part in ("**Use it when**", "**Decide first", "**You lose**", "**It takes**"):
+        for part in ("**Use this runbook when**", "**Decide first", "**You lose**", "**It takes**"):
             assert part in text, (page, part)
         assert "(index.md#the-examples)" in text, page
         assert f"({page}" in (RECOVER / "index.md").read_text("utf-8"), page
