@@ -125,13 +125,13 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/api/topics/{topic}/timeline",
-        "Of which days the records of a topic are archived, on the brokers, or lost",
+        "The days from which records of a topic are archived, on the brokers, or lost",
         TimelineSpan,
         lambda rows, given, query: rows.timeline_of_topic(given["topic"], query),
     ),
     Endpoint(
         "/api/topics/{topic}/partitions/{partition}/timeline",
-        "Of which days the records of a partition are archived, on the brokers, or lost",
+        "The days from which records of a partition are archived, on the brokers, or lost",
         TimelineSpan,
         lambda rows, given, query: rows.timeline(
             given["topic"], _number(given["partition"]), query
@@ -139,7 +139,7 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/api/history",
-        "The last hours in figures, one sample a minute, the oldest first",
+        "Figures of the last hours, one sample per minute, the oldest first",
         Sample,
         lambda rows, given, query: rows.history(query),
     ),

@@ -41,15 +41,15 @@ class ProcessFigures:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`at_ms`: epoch time. Rates are means since the sample before; None: there is none.
+    """`at_ms`: epoch time. Rates are averages since the previous sample; null: unknown.
 
-    `lag_offsets`: not archived yet, `lost_offsets`: lost for good, `archive_bytes`: in the archive;
-    all of all partitions. `connections`: the clients' connections. `waiting_fetches`: fetches that
-    wait for archived records. `errors`: conditions with this level. `archived_bytes_per_s`: copied
-    to the store. `tail_bytes_per_s`: relayed from brokers to clients, `written_bytes_per_s`: from
-    clients to brokers. `history_bytes_per_s`: archived records sent to clients,
-    `store_bytes_per_s`: what the store sent for that. `store_retries_per_minute`: pauses after an
-    error of the store. `throttled_clients`: how many clients on average were told to wait.
+    Sums over all partitions: `lag_offsets` (not archived yet), `lost_offsets` (lost for good) and
+    `archive_bytes` (in the archive). `connections`: client connections. `waiting_fetches`: fetches
+    that wait for archived records. `errors`: conditions with this level. `archived_bytes_per_s`:
+    copied to the store. `tail_bytes_per_s`: relayed from brokers to clients. `written_bytes_per_s`:
+    relayed from clients to brokers. `history_bytes_per_s`: archived records sent to clients.
+    `store_bytes_per_s`: what the store sent for them. `store_retries_per_minute`: retries after an
+    error of the store. `throttled_clients`: how many clients, on average, had to wait.
     """
 
     at_ms: int

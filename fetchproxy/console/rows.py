@@ -124,8 +124,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class ReaderRow(Cost):
-    """One client. The addresses `this process` and `other` stand for what the process does for
-    nobody in particular, and for clients that are forgotten. Empty: not known.
+    """One client. The address `this process` stands for what the process does for itself; `other`
+    stands for clients that are no longer listed. Empty: not known.
     """
 
     address: str = ""

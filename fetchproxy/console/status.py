@@ -55,15 +55,15 @@ class OffsetRange:
 class PartitionStatus:
     """`archived` are ranges without holes, `gaps` the holes. `Status.conditions` explain each hole.
 
-    Unknown values are None, never 0.
+    Unknown values are null, never 0.
 
     `lag_offsets`: offsets on the brokers, up to the high watermark, that are not archived yet.
     `margin_offsets`: archive end minus the broker's log start offset; below 0, the brokers have
-    deleted records that are not archived. `role` in this process: leader or follower; None: this
+    deleted records that are not archived. `role` in this process: leader or follower; null: this
     process does not archive the partition. `copy_seconds`: how long a copy has been under way.
     `retention_used`: the share of the brokers' retention that the oldest unarchived record has used
     up. `deleted_in_seconds`: time until the brokers delete unarchived records, at the present pace.
-    `lost_offsets`: of the gaps, and those that the brokers have deleted since, unarchived and not
+    `lost_offsets`: those in `gaps`, and unarchived ones that the brokers have deleted since, except
     by DeleteRecords.
     """
 

@@ -30,7 +30,7 @@ class SpanKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class TimelineSpan:
     """`kind`: archived, brokers or lost. The times are epoch times, as estimated from the segments'
-    timestamps. The offsets are inclusive. They are None, and `partitions` counts, for a topic.
+    timestamps. The offsets are inclusive. For a topic, they are null, and `partitions` counts.
     """
 
     kind: str
