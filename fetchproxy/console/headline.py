@@ -85,12 +85,16 @@ _WORDS: Mapping[str, _Words] = {
     ),
     Kind.MESSAGE_TOO_LARGE: _Words("A message is too large", "Its client gets an error."),
     Kind.READERS_HELD: _Words("Readers wait for records that are not archived yet", _WAIT),
-    Kind.CLIENTS_WAIT: _Words("Clients wait too long", "Some logins, lookups by time or key requests wait."),
+    Kind.CLIENTS_WAIT: _Words(
+        "Clients wait too long", "Some logins, lookups by time or key requests wait."
+    ),
     Kind.GATEWAY_NOT_LISTENING: _Words("Clients cannot connect now", "No client is served."),
     Kind.UNARCHIVED_RECORDS_DELETED: _Words(
         "Records are lost: {who}", _SKIP, rests=True
     ),
-    Kind.ARCHIVE_MARGIN_SMALL: _Words("Time is running out: {who} must be archived soon", _NOT_YET, True),
+    Kind.ARCHIVE_MARGIN_SMALL: _Words(
+        "Time is running out: {who} must be archived soon", _NOT_YET, rests=True
+    ),
     Kind.OPEN_TRANSACTION: _Words(
         "An open transaction blocks {who}",
         "Consumers with read_committed also wait for it.",
@@ -107,7 +111,9 @@ _WORDS: Mapping[str, _Words] = {
         until="It deletes them at {at}.",
     ),
     Kind.RETENTION_CLOCK_DOUBTED: _Words("Retention is paused: the clock may be wrong", _NOTHING),
-    Kind.RETENTION_HELD_UP: _Words("A record with a future timestamp blocks retention of {who}", _NOTHING),
+    Kind.RETENTION_HELD_UP: _Words(
+        "A record with a future timestamp blocks retention of {who}", _NOTHING
+    ),
     Kind.LOCAL_RETENTION_HELD_UP: _Words(
         "The brokers keep {who} because of a future timestamp", _NOTHING
     ),
@@ -132,7 +138,9 @@ _WORDS: Mapping[str, _Words] = {
     Kind.ARCHIVED_OFFSETS_MISSING: _Words("Archived records of {who} are gone", _SKIP),
     Kind.SEGMENT_METADATA_UNREADABLE: _Words("Metadata of {who} cannot be read", _WAIT),
     Kind.ARCHIVE_GAP: _Words("Records of {who} were lost before they were archived", _SKIP),
-    Kind.MIRROR_READ: _Words("The archive in use is a mirror", "Readers wait for segments that are not copied yet."),
+    Kind.MIRROR_READ: _Words(
+        "The archive in use is a mirror", "Readers wait for segments that are not copied yet."
+    ),
     Kind.ARCHIVED_OFFSETS_NOT_KNOWN: _Words("Some offsets of {who} are in no segment", _SKIP),
     Kind.SEGMENTS_PUT_ASIDE: _Words("Old segments of {who} are hidden", _NOTHING),
 }  # fmt: skip

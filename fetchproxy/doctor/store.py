@@ -92,7 +92,8 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     own_archive = OwnArchive(scene.config, storage, rlmm, cluster, uuid4, archives=scene.archives)
     try:
         with tried_once():
-            await own_archive.examine()
+            async with rlmm:
+                await own_archive.examine()
     except ArchiveMissing:
         return NOTHING  # the next check says so
     except ClusterError as error:

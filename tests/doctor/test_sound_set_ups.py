@@ -13,6 +13,7 @@ from secured_clients import as_user
 from set_up import SetUp, findings, identified, running_proxy, this_machine
 
 from fetchproxy.doctor.report import state
+from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.key_rings import NO_KEYS, write_keys
 from lab.process import free_port
 from lab.secured_kafka import SecuredKafka
@@ -51,6 +52,14 @@ def test_at_least_ten_sound_set_ups_are_examined() -> None:
 
 @sound()
 async def _an_archive_in_a_folder(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
+    yield setup
+
+
+@sound()
+async def _an_archive_that_this_machine_has_not_used(
+    setup: SetUp, _: object
+) -> AsyncIterator[SetUp]:
+    identified(setup, ArchiveIdentity(uuid4(), None, "store"))
     yield setup
 
 
