@@ -178,7 +178,9 @@ async def test_the_margin_runs_out(scene: Scene) -> None:
         "producers"
     )
     scene.published.hold(Kind.ARCHIVE_MARGIN_SMALL, ORDERS[1], what, until=until)
-    await scene.headline("Time is running out: orders-1", "lost from about 16:20 UTC (in 2 h", "cause:")
+    await scene.headline(
+        "Time is running out: orders-1", "lost from about 16:20 UTC (in 2 h", "cause:"
+    )
     await scene.sees("#tiles", "2 h")
     await scene.sees("#partitions tr:first-child", "orders-1")
     await scene.picture("margin")
