@@ -87,7 +87,7 @@ SASL_HANDSHAKE = Api(
             0,
             Treatment.RESPONDED,
             Buffered(_refuse_v0),
-            "Error 35: in v0 tokens without a frame header would follow.",
+            "Error 35 (UNSUPPORTED_VERSION): after v0, tokens come without a header.",
         ),
         relayed(*PROXIED_VERSIONS[ApiKey.SASL_HANDSHAKE], "The broker authenticates its clients."),
     ),

@@ -30,7 +30,7 @@ from fetchproxy.serving.gateway.session import (
 )
 
 _BY_GROUPS = "Groups and their offsets live on the broker."
-_CONTROLLERS = "Names the controllers' listeners, which no client of the proxy dials."
+_CONTROLLERS = "Names the controllers' listeners; no client of the proxy connects to these."
 _NOT_FOR_CLIENTS = "Between brokers and controllers; no client sends it."
 _ABORTS = "Between brokers, and from `Admin.abortTransaction`; the broker checks the rights."
 
