@@ -133,7 +133,7 @@ async def read_archive(
         published = await read_published_conditions(storage.objects)
         identity = await storage.identity.look()
     if identity is not None and identity.is_mirror:
-        found.append(mirror_in_words(store_url(config)))
+        conditions.append(mirror_in_words(store_url(config)))
     if failing is not None:
         failing |= {
             name: error for name, error in (unlisted or {}).items() if topic in (None, name)
