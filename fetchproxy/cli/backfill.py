@@ -10,7 +10,14 @@ from rich.filesize import decimal
 
 from fetchproxy.archive import store_url
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
+from fetchproxy.cli.jobs import (
+    ask_store,
+    count,
+    end_job,
+    print_not_encrypted,
+    read_job,
+    run_job,
+)
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -130,6 +137,7 @@ def backfill(
         unit=_records,
     )
     for partition in copy_outcome.results:
+        print_not_encrypted(partition.not_encrypted)
         left_out = skipped_records({topics: (partition.skipped_records, partition.faults)})
         typer.echo(
             f"{to_topic}-{partition.partition}: {partition.records:,} records, up to offset "

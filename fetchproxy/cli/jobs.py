@@ -152,6 +152,12 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def print_not_encrypted(keys: Iterable[str]) -> None:
+    """`keys`: of the `.log` objects."""
+    for key in keys:
+        typer.echo(f"not encrypted: {safe_one_line(key)}")
+
+
 def end_job(failures: Sequence[ItemFailure], *, faults: bool = False) -> None:
     """Exit code 2 if there are failures, each printed on a line: something else has to change
     first. Otherwise exit code 1 if the archive has faults.

@@ -20,7 +20,15 @@ from fetchproxy.auditing.reports import RepairReport, VerifyReport, fault_fields
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
 from fetchproxy.cli.console_client import terminal
-from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job, run_over
+from fetchproxy.cli.jobs import (
+    ask_store,
+    count,
+    end_job,
+    print_not_encrypted,
+    read_job,
+    run_job,
+    run_over,
+)
 from fetchproxy.cli.running import safe_one_line, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -170,8 +178,7 @@ def print_summary(report: VerifyReport, failures: Iterable[ItemFailure] = ()) ->
         typer.echo(str(condition))
     for one in report.not_known:
         typer.echo(f"not known: {safe_one_line(one.where_and_what)}")
-    for key in report.not_encrypted:
-        typer.echo(f"not encrypted: {safe_one_line(key)}")
+    print_not_encrypted(report.not_encrypted)
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
     plain_count = len(report.not_encrypted)
     typer.echo(
@@ -248,11 +255,16 @@ def restore(
     work = partial(
         restore_job.restore,
         dry_run=dry_run,
-        on_result=lambda group: print_repaired(group.repaired, dry_run),
+        on_result=partial(_print_group, dry_run),
     )
     outcome = run_over(context, topic, work, unit=lambda size: f"{size:.0f} segments")
     _print_restored(outcome.results, dry_run)
     end_job(outcome.failures, faults=any(p.unreadable or p.not_in_store for p in outcome.results))
+
+
+def _print_group(dry_run: bool, group: restore_job.RestoredGroup) -> None:
+    print_repaired(group.repaired, dry_run)
+    print_not_encrypted(group.not_encrypted)
 
 
 def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> None:

@@ -56,6 +56,10 @@ _WORDS: Mapping[str, _Words] = {
         "The store limits requests", "Reads of archived records are slower."
     ),
     Kind.SEGMENTS_LOCKED: _Words("The key {who} for encrypted segments is missing", _WAIT),
+    Kind.PLAIN_SEGMENTS_REFUSED: _Words("A segment of {who} is not encrypted", _WAIT),
+    Kind.SEGMENTS_NOT_ENCRYPTED: _Words(
+        "A segment of {who} is not encrypted", "Readers get its records, which may be forged."
+    ),
     Kind.OBJECT_NOT_READABLE: _Words("The store does not return an object of {who}", _WAIT),
     Kind.SEGMENT_DAMAGED: _Words("An archived segment of {who} is damaged", _WAIT),
     Kind.KEY_SERVICE_FAILING: _Words("The key service returns no keys", _HISTORY_WAITS, rests=True),

@@ -97,7 +97,7 @@ class CopiedPartition:
 
     `skipped_records`: the maximum number of records that were left out. `faults`: the damaged
     batches and missing objects that held them. They are not copied later, as the target already has
-    the records after them.
+    the records after them. `not_encrypted`: see `SkippedRecords`.
     """
 
     partition: int
@@ -105,6 +105,7 @@ class CopiedPartition:
     source_end: int
     skipped_records: int = 0
     faults: int = 0
+    not_encrypted: tuple[str, ...] = ()
 
 
 def backfill_topic(
@@ -123,7 +124,7 @@ def backfill_topic(
         size=lambda copied: copied.records,
     )
     outcome = runner.each(tasks, work)
-    frame = runner.frame([astuple(result) for result in outcome.results], COPIED_SCHEMA)
+    frame = runner.frame([astuple(result)[:-1] for result in outcome.results], COPIED_SCHEMA)
     return Done(outcome.results, (*left_out, *outcome.failures), frame)
 
 
@@ -204,7 +205,10 @@ def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> Copied
     if (reason := _why_target_changed(target, partition_task.target_id)) is not None:
         raise ClusterError(f"{tp}: {reason}")
     left_out = skipped_records.records, skipped_records.faults
-    return CopiedPartition(target_partition.partition, records_copied.records, end, *left_out)
+    plain = tuple(sorted(skipped_records.not_encrypted))
+    return CopiedPartition(
+        target_partition.partition, records_copied.records, end, *left_out, plain
+    )
 
 
 class _Origin(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,12 +29,14 @@ from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, r
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
+from fetchproxy.errors import DamagedObject, RemoteStorageError
 from fetchproxy.jobs.runner import Done, Here, Report, Runner, StoreWork, not_done, not_listed
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
-from fetchproxy.model import TopicIdPartition
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.cooperative import for_each
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic
@@ -50,8 +52,13 @@ ToRestore = tuple[StoredArchive, TopicFollower | None]
 
 @dataclass(frozen=True, slots=True)
 class RestoredGroup:
+    """`not_encrypted`: keys of `.log` objects, only if new segments are encrypted. The topic then
+    names them as it names the others, but anybody may have put them there.
+    """
+
     partitions: tuple[RestoredPartition, ...]
     repaired: RepairReport
+    not_encrypted: tuple[str, ...] = ()
 
 
 def restore(
@@ -134,7 +141,24 @@ async def _restore_group(
         await for_each(tps, look, PARTITIONS_AT_ONCE)
         repair_report = await repair_archive(storage, rlmm, lost_conditions, **how)
         restored_partitions = await restore_archive(rlmm, follower, partitions=tps, **how)
-    return RestoredGroup(tuple(restored_partitions), repair_report)
+        plain = await _not_encrypted(archive[0], tps)
+    return RestoredGroup(tuple(restored_partitions), repair_report, tuple(sorted(plain)))
+
+
+async def _not_encrypted(archive: StoredArchive, tps: Iterable[TopicIdPartition]) -> list[str]:
+    rsm, found = archive.storage.rsm, list[str]()
+
+    async def look(segment: RemoteLogSegmentMetadata) -> None:
+        # If its `.packing` cannot be read, nobody reads the segment, and `verify` says why.
+        with suppress(RemoteStorageError, DamagedObject):
+            if not await rsm.names_key(segment):
+                found.append(rsm.object_key(segment, SegmentFile.LOG))
+
+    if rsm.encrypts:
+        for tp in tps:
+            segments = archive.rlmm.list_remote_log_segments(tp)
+            await for_each((one for one in segments if one.is_finished), look, PARTITIONS_AT_ONCE)
+    return found
 
 
 async def _refresh_local_indexes(config: Config, tps: Iterable[TopicIdPartition]) -> None:

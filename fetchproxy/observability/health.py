@@ -102,6 +102,13 @@ class Kind(StrEnum):
         "put the key back into the key ring that `store.encryption_keys` names",
         about="key",
     )
+    PLAIN_SEGMENTS_REFUSED = _error(
+        "plain_segments_refused",
+        "a segment is not encrypted although `store.encryption_keys` requires it, so reads of it "
+        "fail",
+        "put the encrypted objects back from a copy of the store; if the segment is as its source, "
+        "leave out `?required=true` until `fetchproxy merge --encrypt-plain` has encrypted it",
+    )
     OBJECT_NOT_READABLE = _error(
         "object_not_readable",
         "the store works but does not return one object, so its offsets cannot be read",
@@ -113,6 +120,13 @@ class Kind(StrEnum):
         "an object of a segment is damaged or missing, so its offsets cannot be read",
         "put the object back from a copy of the store; `fetchproxy verify --repair` rebuilds "
         "every object except the `.log`",
+    )
+    SEGMENTS_NOT_ENCRYPTED = _warning(
+        "segments_not_encrypted",
+        "readers get records of a segment that is not encrypted, although new ones are: someone "
+        "without a key may have put it there",
+        "compare the segment with its source: if it is the same, run `fetchproxy merge "
+        "--encrypt-plain`; if not, put the encrypted objects back from a copy of the store",
     )
     KEY_SERVICE_FAILING = _error(
         "key_service_failing",

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,6 +100,9 @@ class SkippedRecords:
     # First and last offsets of batches that were left out although the options fail at them, as
     # they are too large to unpack. None: the task fails there.
     too_large: list[tuple[int, int]] | None = None
+    # Not skipped: keys of `.log` objects that were read and are not encrypted, though new segments
+    # are. Anybody who can write to the store may have put them there.
+    not_encrypted: set[str] = field(default_factory=set)
 
 
 def read_task(
@@ -191,6 +194,7 @@ class _TaskReading:
         where = f"{self._task.tp}, offsets {part.offset_from} to {part.offset_end - 1}"
         try:
             index, aborted = self._indexes(part.segment, where)
+            self._name_if_plain(part.segment, where)
         except ObjectNotFound as error:
             for other in self._replacements(error, part, part.offset_from, part.offset_end):
                 yield from self._ranges_of(other)
@@ -263,6 +267,13 @@ class _TaskReading:
             raise CorruptSegment(
                 f"{where}: {self._key}: {error}; `fetchproxy verify --repair` rebuilds it"
             ) from error
+
+    def _name_if_plain(self, segment: SegmentRef, where: str) -> None:
+        key = self._rsm.object_key(segment, SegmentFile.LOG)
+        if self._rsm.encrypts:
+            proven = partial(self._rsm.check_metadata, segment)
+            if not self._begin(f"{where}: {key}", proven).result():
+                self._skipped_records.not_encrypted.add(key)
 
     def _begin(self, operation: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
         return self._loop.begin(with_retries(operation, read, self._options.read_max_ms / 1000))

@@ -286,20 +286,22 @@ class PackedLogs:
             raise DamagedObject(f"{key}: {error}") from None
 
     def check_may_be_plain(self, segment: AnySegment) -> None:
-        """Names this segment, which is not encrypted, if new ones are. Raises SegmentLocked if a
-        setting requires encryption.
+        """A condition of this segment, which is not encrypted, if new ones are. Raises
+        SegmentLocked if a setting requires encryption.
         """
-        if self._at_rest.required:
-            key = self._object_key(segment, SegmentFile.LOG)
+        required = self._at_rest.required
+        if not required and not self.encrypts:
+            return
+        key = self._object_key(segment, SegmentFile.LOG)
+        self._store.health.plain(segment, key, refused=required)
+        if required:
             raise SegmentLocked(f"{key}: it is not encrypted, but {SETTING} requires encryption")
-        if self.encrypts:
-            number = segment.segment_id.id.int
-            self._warnings.warn(
-                "segment_not_encrypted",
-                number,
-                object_key=self._object_key(segment, SegmentFile.LOG),
-                hint="compare it with its source; ?required=true refuses such segments",
-            )
+        self._warnings.warn(
+            "segment_not_encrypted",
+            segment.segment_id.id.int,
+            object_key=key,
+            hint="compare it with its source; ?required=true refuses such segments",
+        )
 
     async def read(self, segment: AnySegment, byte_range: ByteRange) -> Content:
         """A range of the plain log. Raises as `RemoteStorageManager.fetch_log_segment`."""
@@ -326,8 +328,12 @@ class PackedLogs:
     async def opened(self, segment: AnySegment) -> OpenedLog:
         """Raises RemoteStorageError, DamagedObject, MetadataChanged."""
         number = segment.segment_id.id.int
-        block = self._opened.get(number)
-        opened_log = block or await self._opening.run(number, partial(self._open, segment))
+        known_log = self._opened.get(number)
+        opened_log = known_log or await self._opening.run(number, partial(self._open, segment))
+        if opened_log.cipher is not None:
+            self._store.health.encrypted(segment)
+        elif known_log is not None:
+            self.check_may_be_plain(segment)
         self._check_described(segment, opened_log.packing.copy_description)
         return opened_log
 
@@ -387,9 +393,15 @@ class PackedLogs:
             return metadata
         return copy_description.expected_metadata(metadata)
 
-    async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
+    async def check_metadata(self, segment: AnySegment) -> bool:
         """True if the segment is encrypted, and so its metadata proven. Raises as `opened`."""
-        return metadata.packed and (await self.opened(metadata)).cipher is not None
+        return segment.packed and (await self.opened(segment)).cipher is not None
+
+    async def names_key(self, segment: AnySegment) -> bool:
+        """Whether the segment says that it is encrypted, which is not proven: no key is needed.
+        Raises as `read_packing`.
+        """
+        return segment.packed and (await self.read_packing(segment)).key is not None
 
     async def is_packed(self, segment: AnySegment) -> bool:
         """Whether the store has a `.packing`, for a segment without metadata. Raises

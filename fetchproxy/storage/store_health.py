@@ -350,8 +350,10 @@ class Refusals:
     def add(self, segment: AnySegment, place: Hashable, why: str) -> None:
         partition = segment.segment_id.topic_id_partition
         refused = self._of.setdefault(partition, {})
-        refused.pop(place, None)
+        before = refused.pop(place, None)
         refused[place] = _Refused(segment, why, asyncio.get_running_loop().time())
+        if before is not None and before.why == why:
+            return  # it is reported, and each read comes here
         if len(refused) > REFUSED_OF_PARTITION_MAX:
             del refused[next(iter(refused))]
         self._report(partition)
@@ -427,6 +429,16 @@ class StoreHealth:
         self.damaged = Refusals(
             self._health, Kind.SEGMENT_DAMAGED, "A segment is damaged or not complete"
         )
+        # Segments that are not encrypted, by whether they are refused.
+        self._plain = {
+            False: Refusals(
+                self._health, Kind.SEGMENTS_NOT_ENCRYPTED, "A segment is not encrypted as new ones"
+            ),
+            True: Refusals(
+                self._health, Kind.PLAIN_SEGMENTS_REFUSED, "A segment is refused as not encrypted"
+            ),
+        }
+        self._refusals = self._refused, self.damaged, *self._plain.values()
 
     def __getitem__(self, operation: StoreOperation) -> OperationHealth:
         return self._of[operation]
@@ -466,6 +478,16 @@ class StoreHealth:
         message = f"{subject} cannot be read: {why}"
         self._health.report(Condition(Kind.SEGMENTS_LOCKED, message, key_id))
 
+    def plain(self, segment: AnySegment, object_key: str, *, refused: bool) -> None:
+        """It is not encrypted, as it should be: a condition until this segment is opened with a
+        key, or deleted. `refused`: nobody gets its records.
+        """
+        self._plain[refused].add(segment, segment.segment_id.id, object_key)
+
+    def encrypted(self, segment: AnySegment) -> None:
+        for refusals in self._plain.values():
+            refusals.readable(segment, segment.segment_id.id)
+
     def changed(self, segment: AnySegment, message: str | None) -> None:
         """`message`: how the segment's metadata differs from the metadata it was encrypted with;
         None: they are the same. Only one segment of each partition is reported.
@@ -498,7 +520,7 @@ class StoreHealth:
         """The segment was deleted."""
         for key_id in list(self._locked):
             self.locked(segment.segment_id.id, key_id, None)
-        for refusals in (self._refused, self.damaged):
+        for refusals in self._refusals:
             refusals.forget(segment)
 
     async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
@@ -506,13 +528,13 @@ class StoreHealth:
         for tp in [tp for tp in self._changed if is_gone(tp.topic_id)]:
             del self._changed[tp]
             self._health.forget(Kind.SEGMENT_METADATA_CHANGED, tp)
-        for refusals in (self._refused, self.damaged):
+        for refusals in self._refusals:
             refusals.forget_topics(is_gone)
 
     def look(self, now: float) -> None:
         for health in self._of.values():
             health.look(now)
-        for refusals in (self._refused, self.damaged):
+        for refusals in self._refusals:
             refusals.look(now)
         for key_id, locked in list(self._locked.items()):
             for segment_id in [

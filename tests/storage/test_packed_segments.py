@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -645,6 +646,52 @@ async def test_a_locked_segment_is_unlocked_by_its_own_success_alone(
         await store.put(packing, packing_bytes)
         await read(1)
         assert locked() == []
+
+
+@pytest.mark.remedy("segments_not_encrypted", "plain_segments_refused")
+@pytest.mark.parametrize("required", [False, True])
+async def test_a_plain_segment_is_a_condition_until_it_is_opened_with_a_key_or_gone(
+    store: MemoryObjectStore, ring: Path, data: LogSegmentData, required: bool
+) -> None:
+    async with manager(store, ring) as storage:
+        for number in (1, 2):
+            await storage.rsm.copy_log_segment_data(packed_segment(number), data)
+    kept = {key: await store.get(key) for key in await all_keys(store)}
+    forged = [replace(packed_segment(number), packed=False) for number in (1, 3)]
+    compressed = packed_segment(4)
+    async with manager(store, None) as anybody:
+        for each in (*forged, compressed):
+            await anybody.rsm.copy_log_segment_data(each, data)
+
+    async with manager(store, ring, required=required) as reader:
+
+        async def read(segment: RemoteLogSegmentMetadata) -> None:
+            with pytest.raises(SegmentLocked) if required else nullcontext():
+                await reader.rsm.fetch_log_segment(segment, ByteRange(0, 2))
+
+        def conditions() -> list[tuple[str, int]]:
+            named = [(str(one.kind), one.what) for one in reader.health.conditions(0.0)]
+            return [(kind, 1 + ("(and 1 more" in what)) for kind, what in named]
+
+        kind = "plain_segments_refused" if required else "segments_not_encrypted"
+        for each in (*forged, forged[0]):
+            await read(each)
+        assert conditions() == [(kind, 2)]
+        # Another segment's success says nothing about these.
+        await reader.rsm.fetch_log_segment(packed_segment(2), ByteRange(0, 2))
+        assert conditions() == [(kind, 2)]
+        await reader.rsm.delete_log_segment_data(forged[1])
+        assert conditions() == [(kind, 1)]
+        for key, content in kept.items():
+            await store.put(key, content)
+        await reader.rsm.fetch_log_segment(packed_segment(1), ByteRange(0, 2))
+        assert conditions() == []
+        # Also one that is packed, and open from before.
+        for _ in range(2):
+            await read(compressed)
+            assert conditions() == [(kind, 1)]
+            reader.health.look(asyncio.get_running_loop().time() + 3_600)
+            assert conditions() == []
 
 
 async def test_a_ring_without_an_active_key_reads_and_does_not_write(
