@@ -31,7 +31,7 @@ from fetchproxy.reading.segment_reader import (
 from fetchproxy.runtime.cooperative import LoopSteps, at_once, in_steps
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, SegmentLayout
-from fetchproxy.segments.side_files import decode_aborted
+from fetchproxy.segments.side_files import AbortedIndex
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import Refusals
@@ -43,6 +43,8 @@ V = TypeVar("V")
 
 # Reserved while an index is read, because its size is not known: an index of a 64 MiB segment.
 INDEX_RESERVED_BYTES = 256 * 1024
+# A longer transaction index is not read: this is two million aborted transactions in one segment.
+TXN_BYTES_MAX = 64 * 1024 * 1024
 # A longer index is parsed in a thread. This much takes 1 to 4 ms.
 INDEX_INLINE_BYTES_MAX = 128 * 1024
 # A longer chunk is checked in a thread. It may be one batch, and a checksum cannot be computed in
@@ -137,8 +139,8 @@ class SegmentLoads:
         self._damaged.readable(need.metadata, need.key)
 
     async def _load_aborted(self, need: NeedAborted) -> None:
-        raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
-        self._memory.keep(need, await _parsed(decode_aborted, raw))
+        raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN, TXN_BYTES_MAX)
+        self._memory.keep(need, await _parsed(AbortedIndex, raw))
         self._damaged.readable(need.metadata, need.key)
 
     async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from operator import attrgetter
 from typing import NamedTuple
 
 from cachetools import LRUCache
@@ -27,6 +26,7 @@ from fetchproxy.observability.metrics import INDEX_CACHE_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, ChunkCache, ChunkKey
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.segments.remote_log_index import SegmentLayout
+from fetchproxy.segments.side_files import AbortedIndex
 
 # A fetch that only the archive can answer waits this long, even if its max_wait is shorter. A store
 # is slower than a broker's disk, so a client with a shorter wait would get empty responses again
@@ -37,9 +37,9 @@ READ_WAIT_MIN_S = 0.5
 PARTITIONS_READ_MAX = 200
 # Needs remembered as damaged. Beyond that, the longest unused is forgotten and found again.
 DAMAGED_MAX = 10_000
-_ABORTED_TXN_BYTES = 120
+# So many indexes stay in memory at least, however large they are.
+INDEXES_MIN = 8
 NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
-_marker_offset = attrgetter("last_offset")
 
 
 # Made for every fetch: a named tuple takes a third of a frozen dataclass's time.
@@ -175,10 +175,12 @@ class ArchiveMemory:
         self.chunk_bytes = limits.chunk_bytes
         self.chunks = ChunkCache(config.chunk_cache_bytes_max)
         # One limit for both kinds, because both come from small objects beside the segment.
-        self._indexes: LRUCache[Hashable, SegmentLayout | tuple[AbortedTxn, ...]] = LRUCache(
+        self._index_bytes_max = config.index_cache_bytes_max
+        self._indexes: LRUCache[Hashable, SegmentLayout | AbortedIndex] = LRUCache(
             config.index_cache_bytes_max,
-            # No value counts as too large to keep: otherwise it would be read again for ever.
-            getsizeof=lambda value: min(_index_bytes(value), config.index_cache_bytes_max),
+            # None counts as too large to keep beside others: a read needs both kinds at once, and
+            # would otherwise read them again for ever.
+            getsizeof=lambda value: min(value.memory_bytes, self._index_bytes_max // INDEXES_MIN),
         )
         self.damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
         self.damaged_for_s = limits.corrupt_retry_ms / 1000
@@ -192,13 +194,11 @@ class ArchiveMemory:
             return None
         return known_layout if isinstance(known_layout, SegmentLayout) else None
 
-    def aborted(self, segment: int) -> tuple[AbortedTxn, ...] | None:
-        aborted_txns = self._indexes.get(("txn", segment))
-        return aborted_txns if isinstance(aborted_txns, tuple) else None
+    def aborted(self, segment: int) -> AbortedIndex | None:
+        index = self._indexes.get(("txn", segment))
+        return index if isinstance(index, AbortedIndex) else None
 
-    def keep(
-        self, need: NeedLayout | NeedAborted, value: SegmentLayout | tuple[AbortedTxn, ...]
-    ) -> None:
+    def keep(self, need: NeedLayout | NeedAborted, value: SegmentLayout | AbortedIndex) -> None:
         self._indexes[need.key] = value
         INDEX_CACHE_BYTES.set(self._indexes.currsize)
 
@@ -211,12 +211,6 @@ class ArchiveMemory:
             del self.damaged[need.key]
             return None
         return damage_error[0]
-
-
-def _index_bytes(value: SegmentLayout | tuple[AbortedTxn, ...]) -> int:
-    if isinstance(value, SegmentLayout):
-        return value.memory_bytes
-    return 100 + _ABORTED_TXN_BYTES * len(value)
 
 
 @dataclass(eq=False, repr=False)
@@ -441,20 +435,14 @@ class SegmentReader:
         for segment, metadata in segments.items():
             if not metadata.has_aborted_txns:
                 continue
-            entries = self._memory.aborted(segment) or ()
-            # The entries are in the order of their markers. After an entry whose LSO is above
-            # `last`, no entry can reach down to `last`. Kafka's
-            # TransactionIndex.collectAbortedTxns.
-            for i in range(bisect_left(entries, first, key=_marker_offset), len(entries)):
-                entry = entries[i]
-                if entry.first_offset <= last:
-                    key = (entry.producer_id, entry.first_offset)
-                    previous = transactions.get(key)
-                    if previous is None or previous.last_offset < entry.last_offset:
-                        transactions[key] = entry
-                if entry.last_stable_offset > last:
-                    break
-        return tuple(sorted(transactions.values()))
+            entries = self._memory.aborted(segment)
+            for entry in entries.overlapping(first, last) if entries is not None else ():
+                key = (entry.first_offset, entry.producer_id)
+                previous = transactions.get(key)
+                if previous is None or previous.last_offset < entry.last_offset:
+                    transactions[key] = entry
+        # Pairs are compared in no time.
+        return tuple(transactions[key] for key in sorted(transactions))
 
 
 def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:

@@ -89,9 +89,12 @@ class RemoteStorageManager:
             return await self._store.get_range(key, byte_range)
 
     @measured
-    async def fetch_index(self, segment: AnySegment, file: SegmentFile) -> bytes:
+    async def fetch_index(
+        self, segment: AnySegment, file: SegmentFile, bytes_max: int | None = None
+    ) -> bytes:
         """A whole file other than LOG and METADATA. Without aborted transactions TXN is empty, and
-        not read.
+        not read. `bytes_max`: what the caller has memory for, as the segment's size is what its
+        metadata says; a larger file counts as damaged.
 
         Raises DamagedObject if the file is too large for the segment's size, fails to decrypt, or
         is a TXN without a byte although there are aborted transactions; ObjectNotFound for
@@ -103,6 +106,7 @@ class RemoteStorageManager:
             return b""
         key = self.object_key(segment, file)
         size_max = segment_file_bytes_max(file, key, segment.segment_size_bytes)
+        size_max = size_max if bytes_max is None else min(size_max, bytes_max)
         with self._store.health.reading(segment, file):
             if not segment.packed:
                 self._packed.check_may_be_plain(segment)

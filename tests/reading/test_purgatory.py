@@ -9,6 +9,7 @@ from faulty_store import HANG
 from read_side import (
     BATCH_BYTES,
     SLOW,
+    SMALL,
     at_rest,
     batches,
     fetched,
@@ -17,6 +18,7 @@ from read_side import (
 from reads_under_way import under_way
 from virtual_loop import run_virtual
 
+from fetchproxy.config.schema import KiB
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.segment_reader import CompletionReason
@@ -192,6 +194,24 @@ def test_read_committed_lists_what_overlaps_the_returned_bytes_once() -> None:
             plain = side.in_memory(side.request(0))
             assert plain is not None
             assert plain.aborted_txns == ()
+
+    run_virtual(main)
+
+
+def test_aborted_transactions_larger_than_the_memory_of_indexes_are_read_once() -> None:
+    """The index and the list of a segment stay in memory side by side, or neither is of use."""
+    little = SMALL.model_copy(update={"index_cache_bytes_max": 64 * KiB})
+
+    async def main() -> None:
+        async with read_side(little) as side:
+            aborted = [(producer, 5, 20) for producer in range(3_000)]
+            await side.segment(batches(side.rng, 0, 4), aborted=aborted)
+            committed = side.request(0, isolation=IsolationLevel.READ_COMMITTED)
+            fetch = side.watch(committed, wait_s=30)
+            await fetch.completed.wait()
+            assert fetch.reason is CompletionReason.DATA
+            assert len(fetch.results()[0].aborted_txns) == len(aborted)
+            assert sum(key.endswith(".txn") for key, _ in side.store.reads) == 1
 
     run_virtual(main)
 

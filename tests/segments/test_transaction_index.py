@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn
-from fetchproxy.segments.side_files import ENTRY_BYTES, aborted_in, decode_aborted, encode_aborted
+from fetchproxy.segments.side_files import (
+    ENTRY_BYTES,
+    AbortedIndex,
+    aborted_in,
+    decode_aborted,
+    encode_aborted,
+)
 
 
 @st.composite
@@ -47,6 +53,8 @@ def test_aborted_in_is_overlap(entries: list[AbortedTxn], first: int, more: int)
     expected = [e for e in entries if offsets_asked & set(range(e.first_offset, e.last_offset + 1))]
     aborted_found = aborted_in(entries, first, first + more)
     assert sorted(expected) == list(aborted_found)
+    index = AbortedIndex(encode_aborted(entries))
+    assert sorted(index.overlapping(first, first + more)) == list(aborted_found)
 
 
 @given(entry_lists().filter(bool), st.data())

@@ -22,6 +22,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.reading.segment_loads import TXN_BYTES_MAX
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import INTERVAL_BYTES, RemoteLogIndex
@@ -75,6 +76,18 @@ def test_limits_follow_from_the_log_up_to_the_largest() -> None:
         largest = segment_file_bytes_max(file, key, SEGMENT_BYTES_MAX)
         assert largest == segment_file_bytes_max(file, key, 2**62)
         assert largest >= segment_file_bytes_max(file, key, 0) > 0
+
+
+async def test_a_reader_takes_no_more_than_it_has_memory_for(tmp_path: Path) -> None:
+    """Whatever size of the log the metadata claims."""
+    largest = segment(1, 0, SEGMENT_BYTES_MAX)
+    async with RemoteStorage(FilesystemObjectStore(tmp_path, create=True)) as storage:
+        key = storage.rsm.object_key(largest, SegmentFile.TXN)
+        (tmp_path / key).parent.mkdir(parents=True)
+        (tmp_path / key).touch()
+        os.truncate(tmp_path / key, TXN_BYTES_MAX + 1)
+        with pytest.raises(DamagedObject, match=SegmentFile.TXN.value):
+            await storage.rsm.fetch_index(largest, SegmentFile.TXN, TXN_BYTES_MAX)
 
 
 def blow_up(root: Path, key: str) -> None:

@@ -19,6 +19,7 @@ from certificates import Authority
 from proxy_process import ProxyProcess, wait_for
 from raw_tls import responses, serves
 from scripted_broker import TOPIC, encode
+from silent_clients import COUNT_MAX
 from test_large_answers import LargeBroker
 from test_tls_memory import begun, resident_bytes
 from tls_parts import client_context
@@ -34,8 +35,7 @@ HUGE, HALF = 24, 150  # answers, and requests, that never end
 HELD_REQUEST_BYTES = 2 * MiB - 1_000
 LOG_START = 10_000
 METADATA, FETCH, OUT_OF_RANGE = 3, 1, 1
-# Each of the others has a connection to the broker, too.
-FILES_BESIDES = TLS_HANDSHAKES_MAX + 2 * (READERS + HUGE + HALF) + 300
+UNEVEN = 1.1  # the fullest worker has at most this times its share
 WITHIN_S = 20  # of which the memory is watched
 
 
@@ -65,7 +65,7 @@ class EvilBroker(LargeBroker):
 def files_max() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return SILENT + FILES_BESIDES if hard == resource.RLIM_INFINITY else hard
+    return hard
 
 
 def fetch(offset: int) -> bytes:
@@ -84,32 +84,56 @@ def half_a_request() -> bytes:
 
 @contextmanager
 def silent(proxy: ProxyProcess, authority: Authority, count: int) -> Iterator[None]:
-    program = Path(__file__).with_name("silent_clients.py")
-    command = [sys.executable, str(program), str(proxy.port), str(authority.file), str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as clients:
-        assert clients.stdin is not None
-        assert clients.stdout is not None
-        try:
-            assert clients.stdout.readline() == f"{count}\n".encode()
-            yield
-        finally:
-            clients.stdin.close()
+    program = str(Path(__file__).with_name("silent_clients.py"))
+    pieces = [min(COUNT_MAX, count - before) for before in range(0, count, COUNT_MAX)]
+    with ExitStack() as stack:
+        processes = []
+        for number, piece in enumerate(pieces, 2):
+            options = [str(proxy.port), str(authority.file), str(piece), f"127.0.0.{number}"]
+            command = [sys.executable, program, *options]
+            started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            processes.append(stack.enter_context(started))
+            assert started.stdin is not None
+            stack.callback(started.stdin.close)
+        for started, piece in zip(processes, pieces, strict=True):
+            assert started.stdout is not None
+            assert started.stdout.readline() == f"{piece}\n".encode()
+        yield
+
+
+def workers_of(proxy: ProxyProcess) -> set[str]:
+    """Those that report what they may take; one without a name if the process has no workers."""
+    name = "fetchproxy_memory_budget_bytes"
+    lines = [line for line in proxy.get("/metrics").splitlines() if line.startswith(name)]
+    return {line.partition('worker="')[2].partition('"')[0] for line in lines}
+
+
+def resident_of_all(proxy: ProxyProcess) -> int:
+    """Of the process and its workers."""
+    workers = Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text().split()
+    return sum(resident_bytes(int(pid)) for pid in (proxy.pid, *workers))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
 def test_all_limits_at_once(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
+    """A process has files for half of SILENT where 20,000 is the limit, three workers for all."""
     others = TLS_HANDSHAKES_MAX + READERS + HUGE + HALF + 10
-    # The process admits no more clients than it has files for: each may need a broker's link.
-    fit = min(files_max() - FILES_BESIDES, clients_that_fit(files_max(), SILENT + others) - others)
+    # A process admits no more clients than it has files for: each may need a broker's link.
+    fit = workers * clients_that_fit(files_max(), SILENT + others) - others
+    # The kernel deals connections to the workers, but not evenly.
+    fit = fit if workers == 1 else int(fit / UNEVEN)
     count = int(os.environ.get("SILENT_CLIENTS", min(SILENT, fit)))
     connections = count + others
+    admitted = connections if workers == 1 else int(connections * UNEVEN)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     settings: dict[str, object] = {
         "gateway.tls_certificate_file": authority.issue("limits-at-once"),
-        "gateway.connections_max": connections,
+        "gateway.connections_max": admitted,
+        "process.workers": workers,
         "limits.serving.tls_handshake_max_ms": 3_600_000,
         # What this test does not fill takes no part in the plan, as far as possible.
         "gateway.connection_buffers_bytes_max": "128MiB",
@@ -126,9 +150,10 @@ def test_all_limits_at_once(
         store = f"s3://archive/logs?endpoint_url=http://127.0.0.1:{mute.getsockname()[1]}"
         bootstrap = stack.enter_context(broker.open())
         proxy = stack.enter_context(ProxyProcess(bootstrap, store, tmp_path, settings=settings))
+        wait_for("every worker", lambda: len(workers_of(proxy)) == workers)
         plan = proxy.metric("fetchproxy_memory_budget_bytes")
         stack.enter_context(silent(proxy, authority, count))
-        of_silent = resident_bytes(proxy.pid)
+        of_silent = resident_of_all(proxy)
 
         def plain() -> socket.socket:
             peer = socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
@@ -157,13 +182,13 @@ def test_all_limits_at_once(
             with suppress(OSError):  # closed, as the limit was reached
                 peer.sendall(half)
             if not number % 10:
-                most = max(most, resident_bytes(proxy.pid))
+                most = max(most, resident_of_all(proxy))
         while time.monotonic() < until:
-            most = max(most, resident_bytes(proxy.pid))
+            most = max(most, resident_of_all(proxy))
             time.sleep(0.1)
         print(
-            f"{count} silent: {of_silent / MiB:.0f} MiB; at most {most / MiB:.0f} MiB; "
-            f"the plan {plan / MiB:.0f}"
+            f"{workers} processes, {count} silent: {of_silent / MiB:.0f} MiB; "
+            f"at most {most / MiB:.0f} MiB; the plan {plan / MiB:.0f}"
         )
         assert proxy.metric("fetchproxy_limits_reached_total", "connection_buffers_bytes_max") > 0
         assert serves(proxy, authority)
