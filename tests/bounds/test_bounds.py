@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from machine import FAMILIES, KNOWN, Case, Report, cases, complaints, run
@@ -49,6 +51,17 @@ def test_each_kind_of_harm_is_a_complaint() -> None:
     # What was so before is another case's.
     long_ago = replace(calm, turns={TURN_CPU_S_MAX: 5, inf: 6}, bad=("part_failed",))
     assert not list(complaints(long_ago, long_ago))
+
+
+def test_each_attack_that_once_succeeded_has_its_test() -> None:
+    tests = Path(__file__).parents[1]
+    rows = (tests / "bounds" / "README.md").read_text().partition("## Attacks")[2]
+    named = re.findall(r"`(\w+/test_\w+\.py)(?:::(\w+))?`", rows)
+    assert len(named) > 40
+    for file, name in named:
+        assert f"def {name or 'test_'}" in (tests / file).read_text(), (file, name)
+    families = {f"{of}.{one.__name__}" for of, some in FAMILIES.items() for one in some}
+    assert set(re.findall(r"`(\w+\.\w+)`", rows)) - families == {"machine.py"}
 
 
 def test_some_generated_attacks() -> None:
