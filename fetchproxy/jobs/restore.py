@@ -29,7 +29,7 @@ from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, r
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.errors import DamagedObject, RemoteStorageError
+from fetchproxy.errors import CorruptSegment, RemoteStorageError
 from fetchproxy.jobs.runner import Done, Here, Report, Runner, StoreWork, not_done, not_listed
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
@@ -149,9 +149,9 @@ async def _not_encrypted(archive: StoredArchive, tps: Iterable[TopicIdPartition]
     rsm, found = archive.storage.rsm, list[str]()
 
     async def look(segment: RemoteLogSegmentMetadata) -> None:
-        # If its `.packing` cannot be read, nobody reads the segment, and `verify` says why.
-        with suppress(RemoteStorageError, DamagedObject):
-            if not await rsm.names_key(segment):
+        # One that cannot be opened now is served to nobody, and `verify` says why.
+        with suppress(RemoteStorageError, CorruptSegment):
+            if not await rsm.check_metadata(segment):
                 found.append(rsm.object_key(segment, SegmentFile.LOG))
 
     if rsm.encrypts:

@@ -397,12 +397,6 @@ class PackedLogs:
         """True if the segment is encrypted, and so its metadata proven. Raises as `opened`."""
         return segment.packed and (await self.opened(segment)).cipher is not None
 
-    async def names_key(self, segment: AnySegment) -> bool:
-        """Whether the segment says that it is encrypted, which is not proven: no key is needed.
-        Raises as `read_packing`.
-        """
-        return segment.packed and (await self.read_packing(segment)).key is not None
-
     async def is_packed(self, segment: AnySegment) -> bool:
         """Whether the store has a `.packing`, for a segment without metadata. Raises
         RemoteStorageError.

@@ -172,10 +172,6 @@ class RemoteStorageManager:
         """What has to be done before `fetch_log_segment` of a packed segment reads its bytes."""
         return self._packed.opening(segment)
 
-    async def names_key(self, segment: AnySegment) -> bool:
-        """See `PackedLogs.names_key`."""
-        return await self._packed.names_key(segment)
-
     async def check_metadata(self, segment: AnySegment) -> bool:
         """See `PackedLogs`."""
         return await self._packed.check_metadata(segment)
