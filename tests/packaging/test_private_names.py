@@ -50,6 +50,8 @@ USED = {
             ],
             "one connection ends in a turn, and frees its memory",
         ),
+        ("asyncio.selector_events", ["_process_events"], "callbacks of sockets run at once"),
+        ("asyncio.events", ["_cancelled", "_run"], "callbacks of sockets run at once"),
         ("selectors", ["_selector", "_fd_to_key"], "few events from one poll"),
     ],
     "storage/stores/aws_credentials.py": [
