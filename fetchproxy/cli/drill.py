@@ -89,16 +89,19 @@ def felt(looks: Sequence[tuple[float, Sums]]) -> Felt:
 
 
 def figures_in(text: str) -> Sums:
-    """The metrics of a scrape, summed up; those with one label also by its value."""
+    """The metrics of a scrape, summed up over all workers; those with one more label also by its
+    value.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     figures: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             figures[sample.name] = figures.get(sample.name, 0.0) + sample.value
-            if len(sample.labels) == 1:
-                [value] = sample.labels.values()
-                figures[f"{sample.name}{{{value}}}"] = sample.value
+            values = [value for label, value in sample.labels.items() if label != "worker"]
+            if len(values) == 1:
+                by_value = f"{sample.name}{{{values[0]}}}"
+                figures[by_value] = figures.get(by_value, 0.0) + sample.value
     return figures
 
 

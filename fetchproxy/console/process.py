@@ -44,10 +44,12 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """`settings`: the effective value of each, with secrets masked. `memory_plan`: the bytes of
-    each part. `clock_ms`: epoch time of the process. `store_clock_ahead_ms`: how far the store's
-    clock is ahead, to about a second; null if the store does not report its time or did not
-    respond. Kafka's protocol does not reveal the brokers' clocks.
+    """`settings`: the effective value of each, with secrets masked. `settings_of_all`: of all
+    workers together, where a worker's `settings` are its share; empty for a single process.
+    `memory_plan`: the bytes of each part. `clock_ms`: epoch time of the process.
+    `store_clock_ahead_ms`: how far the store's clock is ahead, to about a second; null if the store
+    does not report its time or did not respond. Kafka's protocol does not reveal the brokers'
+    clocks.
     """
 
     version: str
@@ -59,6 +61,7 @@ class ProcessRow:
     limits: dict[str, str]
     clock_ms: int
     store_clock_ahead_ms: int | None
+    settings_of_all: tuple[str, ...] = ()
 
 
 @dataclass(eq=False, repr=False)

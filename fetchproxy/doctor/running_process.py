@@ -18,16 +18,17 @@ _CLIENTS = "gateway.connections_max"
 
 def settings_in_force(rows: Sequence[Mapping[str, Any]], new: Loaded) -> Loaded:
     """Settings whose value is a secret count as those of `new`. Raises NotChecked."""
-    if len(rows) != 1:
+    of_all = len(rows) > 0 and bool(rows[0].get("settings_of_all"))
+    if len(rows) != 1 and not of_all:
         raise NotChecked("several workers tell the shares that they have of the settings")
     try:
-        return load(None, {}, list(_settings(rows[0], new)))
+        return load(None, {}, list(_settings(rows[0], new, of_all)))
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise NotChecked(f"the process that runs has settings of another kind: {error}") from error
 
 
-def _settings(row: Mapping[str, Any], new: Loaded) -> Iterator[Setting]:
-    for text in row["settings"]:
+def _settings(row: Mapping[str, Any], new: Loaded, of_all: bool) -> Iterator[Setting]:
+    for text in row["settings_of_all" if of_all else "settings"]:
         name, _, value = text.partition(" = ")
         if MASK in value:
             if (setting := new.chosen.get(name)) is not None:

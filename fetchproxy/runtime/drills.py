@@ -61,8 +61,16 @@ class Drill:
             return 0.0
         return max(self._running.ends_at - asyncio.get_running_loop().time(), 0.0)
 
-    def begin(self, fault: Fault, for_s: float, broker: _Address | None = None) -> None:
-        """Raises ConfigError, in words for the operator."""
+    def begin(
+        self,
+        fault: Fault,
+        for_s: float,
+        broker: _Address | None = None,
+        must_be_connected: bool = True,
+    ) -> None:
+        """Raises ConfigError, in words for the operator. `must_be_connected`: refuse a broker to
+        which this process has no connection.
+        """
         if not self._allowed:
             raise ConfigError("drills are not allowed here: set drills.enabled = true and restart")
         if self._running is not None:
@@ -70,7 +78,7 @@ class Drill:
         if not 0 < for_s <= DRILL_MAX_S:
             raise ConfigError(f"a drill takes at most {DRILL_MAX_S:.0f} s")
         known_addresses = set(self._to_brokers.values())
-        if broker is not None and broker not in known_addresses:
+        if broker is not None and must_be_connected and broker not in known_addresses:
             known_names = ", ".join(sorted(map(_named, known_addresses)))
             raise ConfigError(f"no broker {_named(broker)} is connected; there are: {known_names}")
         loop = asyncio.get_running_loop()

@@ -23,6 +23,7 @@ from fetchproxy.console.api import ENDPOINTS, Endpoint
 from fetchproxy.console.history import merged_samples
 from fetchproxy.console.rows import LIMIT_MAX, BadPage, page_query, skipped_rows
 from fetchproxy.console.server import HttpConsole, refused_rows
+from fetchproxy.workers.drill import DrillOfAll
 from fetchproxy.workers.merging import (
     merged_conditions,
     merged_groups,
@@ -35,6 +36,7 @@ from fetchproxy.workers.merging import (
 
 _Merge = Callable[[Sequence[list[dict[str, Any]]]], list[dict[str, Any]]]
 GROUPS = "/api/groups"  # its pages go on after a name, those of the others after a number
+PROCESSES = "/api/process"
 # Of each worker's list, the first LIMIT_MAX rows are merged.
 MERGED: Mapping[str, _Merge] = {
     "/api/history": merged_samples,
@@ -42,7 +44,7 @@ MERGED: Mapping[str, _Merge] = {
     GROUPS: merged_groups,
     "/api/conditions": merged_conditions,
     "/api/log": merged_lines,
-    "/api/process": one_after_the_other,
+    PROCESSES: one_after_the_other,
 }
 # A worker answers within a turn of its loop; archived records come from the store.
 _WORKER_MAX_S, _RECORDS_MAX_S = 5.0, 60.0
@@ -59,8 +61,11 @@ class WorkersConsole(HttpConsole):
         consoles: Mapping[int, str],
         registry: CollectorRegistry,
         leaving: Callable[[], bool],
+        settings: Callable[[], Iterable[str]],
     ) -> None:
+        """`settings`: those of all workers together, with secrets masked."""
         super().__init__(config)
+        self._settings = settings
         self._registry = registry
         self._consoles = consoles
         self._leaving = leaving
@@ -70,6 +75,7 @@ class WorkersConsole(HttpConsole):
             if merge is not None:
                 handler = partial(self._merged_page, endpoint, merge)
             self._app.router.add_get(endpoint.path, handler)
+        DrillOfAll(consoles, self._session).add_to(self._app)
 
     async def _readyz(self, request: web.Request) -> web.Response:
         """200 if one worker is ready: it has the same ports as all others."""
@@ -133,6 +139,9 @@ class WorkersConsole(HttpConsole):
         if not texts:
             return web.Response(status=503, text="no worker runs\n")
         rows = await asyncio.to_thread(_merged_rows, merge, texts.values())
+        if request.path == PROCESSES:
+            settings = list(self._settings())
+            rows = [{**row, "settings_of_all": settings} for row in rows]
         if by_name:
             rows = [row for row in rows if row["group"] > query.after]
         page_rows, rows_after = rows[skipped : skipped + query.limit], rows[skipped + query.limit :]

@@ -19,6 +19,7 @@ from dataclasses import replace
 import structlog
 
 from fetchproxy.app import Limits
+from fetchproxy.config.document import masked_values
 from fetchproxy.config.reloading import Reload, take
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import parse_host_port
@@ -75,7 +76,13 @@ class Workers:
     def _console(self) -> AbstractAsyncContextManager[WorkersConsole | None]:
         if self._config.console.listen is None:
             return nullcontext()
-        return WorkersConsole(self._config.console, self._consoles, REGISTRY, self._leaving.is_set)
+        return WorkersConsole(
+            self._config.console,
+            self._consoles,
+            REGISTRY,
+            self._leaving.is_set,
+            lambda: masked_values(self._config),
+        )
 
     async def _follow_settings(self, console: WorkersConsole | None, port: int) -> None:
         """Each worker takes what its parent has taken, and tells of it."""

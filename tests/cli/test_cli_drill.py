@@ -30,6 +30,14 @@ def test_series_are_summed_up_and_known_by_their_label() -> None:
     assert figures["fetchproxy_store_request_errors_total"] == 5
 
 
+def test_figures_of_workers_are_summed_up() -> None:
+    of_workers = SCRAPE.replace("{", '{worker="0",') + SCRAPE.replace("{", '{worker="1",')
+    found = figures_in(of_workers)
+    assert found[COMPLETED] == 10
+    assert found[COMPLETED + "{data}"] == 6
+    assert found["fetchproxy_store_request_errors_total"] == 10
+
+
 def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Sums]:
     return at, {
         COMPLETED + "{data}": data,

@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 import time
+import urllib.error
 from pathlib import Path
 
 import pytest
 from fetchproxy_command import Ended, fetchproxy
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy_process import ProxyProcess
+from proxy_process import ProxyProcess, wait_for
 from set_up import SetUp, a_server, findings, new_set_up
 
 from fetchproxy.config.document import masked_values
@@ -25,6 +26,7 @@ from fetchproxy.doctor.running_process import settings_in_force
 from fetchproxy.doctor.scene import NotChecked
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.open_files import clients_that_fit
+from fetchproxy.workers.shares import config_of_worker
 from lab.limited import options as as_options
 from lab.mock_cluster import MockCluster
 from lab.process import free_port
@@ -41,6 +43,21 @@ OTHERS: dict[str, object] = {
     "prices.egress_usd_per_gb": 0.09,
     "store.timeout_ms": 1_234,
 }
+
+
+SHARED = [
+    Setting("process.memory_bytes_max", "1GiB", ""),
+    Setting("gateway.connections_max", 1_001, ""),
+    Setting("metadata.cache_dir", "/var/cache/x", ""),
+]
+
+
+def is_ready(proxy: ProxyProcess) -> bool:
+    try:
+        proxy.get("/readyz")
+    except (urllib.error.URLError, ConnectionError):
+        return False
+    return True
 
 
 def doctor(setup: SetUp, *arguments: str, **environment: str) -> Ended:
@@ -254,15 +271,24 @@ def test_the_present_file_is_that_of_the_environment(plain: SetUp, tmp_path: Pat
     assert "topics gained: orders-2\ntopics lost: none\n" in result.stdout
 
 
-def test_a_process_that_runs_tells_what_is_in_force(plain: SetUp, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_process_that_runs_tells_what_is_in_force(
+    plain: SetUp, tmp_path: Path, workers: int
+) -> None:
     """Its file has changed since its start, and only what it tells is true."""
     file, then = tmp_path / "now.toml", tmp_path / "then.toml"
     common = f'cluster.bootstrap = "{plain.values["cluster.bootstrap"]}"\n'
     file.write_text(common + 'archive.topics = "orders-1"\nprices.get_usd_per_1000 = 0.5\n')
     store = str(plain.values["store.url"])
+    common += f"process.workers = {workers}\n"
     with ProxyProcess(
-        str(plain.values["cluster.bootstrap"]), store, tmp_path, config=file
+        str(plain.values["cluster.bootstrap"]),
+        store,
+        tmp_path,
+        config=file,
+        settings={"process.workers": workers},
     ) as proxy:
+        wait_for("the console", lambda: is_ready(proxy))
         file.write_text(common + 'archive.topics = "of-another-time"\n')
         addresses = f'gateway.listen = "{proxy.bootstrap}"\nstore.url = "{store}"\n'
         addresses += f'console.listen = "127.0.0.1:{proxy.console_port}"\n'
@@ -289,6 +315,14 @@ def test_a_process_that_runs_tells_what_is_in_force(plain: SetUp, tmp_path: Path
 def test_settings_of_several_workers_are_not_taken_for_those_of_all(plain: SetUp) -> None:
     with pytest.raises(NotChecked, match="several workers"):
         settings_in_force([{"settings": []}, {"settings": []}], plain.loaded())
+
+
+def test_settings_of_all_workers_are_in_force() -> None:
+    config = load(None, {}, [Setting("process.workers", 2, ""), *SHARED]).config
+    share = config_of_worker(config, 1, 9092)
+    row = {"settings": list(masked_values(share)), "settings_of_all": list(masked_values(config))}
+    limits = {"limits": {"ulimit open files": "unlimited, at most unlimited"}}
+    assert settings_in_force([row | limits] * 2, load(None, {})).config == config
 
 
 @given(changes=st.sets(st.sampled_from(sorted(OTHERS))))
