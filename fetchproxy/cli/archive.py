@@ -9,7 +9,7 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
-from fetchproxy.app import run_archiver
+from fetchproxy.app import load_console, run_archiver
 from fetchproxy.cli import options
 from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.jobs import count, interruptible, read_job, run_job
@@ -71,6 +71,7 @@ def archive(
         _archive_on_spark(context, config, create)
     else:
         limits = options.limits(context)
+        load_console(config)
         if once:
             _end(*run_to_end(run_archiver(config, once=True, create=create, limits=limits)))
             return

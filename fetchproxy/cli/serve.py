@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fetchproxy.app import Leaving, run_archive_only, run_server
+from fetchproxy.app import Leaving, load_console, run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
 from fetchproxy.config.reloading import own_copy
@@ -37,6 +37,7 @@ def serve(
         run(workers.run(), workers.ask, reloads.ask)
         return
     config = with_clients_that_fit(config)
+    load_console(config)
     leaving = Leaving()
     run(
         run_archive_only(config, limits=limits, leaving=leaving, next_reload=reloads.next)

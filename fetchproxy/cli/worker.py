@@ -10,7 +10,7 @@ import sys
 import structlog
 import typer
 
-from fetchproxy.app import Leaving, Limits, run_server
+from fetchproxy.app import Leaving, Limits, load_console, run_server
 from fetchproxy.cli.main import end_process
 from fetchproxy.cli.running import run
 from fetchproxy.cli.serve import with_clients_that_fit
@@ -26,6 +26,7 @@ def main() -> None:
     configure_logging(config.log, sys.stderr)
     structlog.contextvars.bind_contextvars(worker=number)
     config = with_clients_that_fit(config)
+    load_console(config)
     leaving = Leaving()
     run(_serve(config, create, limits, leaving), leaving.ask)
 
