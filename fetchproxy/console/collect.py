@@ -251,7 +251,9 @@ class StatusCollector:
         line, work = self._partition_line(tp), self.sources.work(tp)
         if work is not None or not line.lag_offsets:
             return with_work(line, work, asyncio.get_running_loop().time())
-        left_s = self._time_left.seconds(tp.topic, self.rlmm.view(tp), self.sources.clock_ms())
+        log_offsets = None if self.cluster is None else self.cluster.cached_log_offsets(tp)
+        clock_ms = self.sources.clock_ms()
+        left_s = self._time_left.seconds(tp.topic, self.rlmm.view(tp), clock_ms, log_offsets)
         return line if left_s is None else replace(line, deleted_in_seconds=left_s)
 
     def spans(self, tp: TopicIdPartition) -> tuple[TimelineSpan, ...]:

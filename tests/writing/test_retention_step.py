@@ -257,6 +257,14 @@ def test_much_goes_only_after_its_grace(
         assert now_ms - before.at_ms >= 50
 
 
+def test_half_of_a_partition_is_a_step_as_usual_and_a_byte_more_is_announced() -> None:
+    halves = build_view(TP, [segment(1, 0, 9), segment(2, 10, 19)], 0.0)
+    assert hidden_share(halves, 10) == STEP_SHARE_MAX
+    assert plan_step(halves, 10, None, 0, 1) == 10
+    more = [segment(1, 0, 9, size=101), segment(2, 10, 19, size=100)]
+    assert plan_step(build_view(TP, more, 0.0), 10, None, 0, 1) == Announcement(10, 0)
+
+
 def test_records_without_timestamps_are_no_witnesses() -> None:
     witness = ClockWitness()
     witness.saw(build_view(TP, [segment(1, 0, 9, newest_ms=-1)], 0.0), 10**15)
