@@ -138,6 +138,13 @@ ENDPOINTS = (
         ),
     ),
     Endpoint(
+        "/api/timeline",
+        "Of which days the records of all topics are archived, on the brokers, or lost; as of the "
+        "last minute",
+        TimelineSpan,
+        lambda rows, given, query: rows.timeline_of_all(query),
+    ),
+    Endpoint(
         "/api/history",
         "Figures of the last hours, one sample per minute, the oldest first",
         Sample,

@@ -48,7 +48,7 @@ from fetchproxy.console.status import (
     with_work,
 )
 from fetchproxy.console.time_left import TimeLeft
-from fetchproxy.console.timeline import TimelineSpan, timeline
+from fetchproxy.console.timeline import FEW_ANCHORS, TimelineSpan, timeline
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
@@ -256,9 +256,11 @@ class StatusCollector:
         left_s = self._time_left.seconds(tp.topic, self.rlmm.view(tp), clock_ms, log_offsets)
         return line if left_s is None else replace(line, deleted_in_seconds=left_s)
 
-    def spans(self, tp: TopicIdPartition) -> tuple[TimelineSpan, ...]:
+    def spans(self, tp: TopicIdPartition, *, coarse: bool = False) -> tuple[TimelineSpan, ...]:
+        """`coarse`: for one of very many partitions."""
         log_offsets = None if self.cluster is None else self.cluster.cached_log_offsets(tp)
-        return timeline(self.rlmm.view(tp), log_offsets, self.sources.clock_ms())
+        anchors = {"anchors_max": FEW_ANCHORS} if coarse else {}
+        return timeline(self.rlmm.view(tp), log_offsets, self.sources.clock_ms(), **anchors)
 
     async def conditions(self) -> tuple[Condition, ...]:
         """All conditions, the worst first."""

@@ -11,7 +11,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from fetchproxy.console.status import (
     PartitionStatus,
     TopicStatus,
 )
-from fetchproxy.console.timeline import TimelineSpan, merged_spans
+from fetchproxy.console.timeline import TimelineSpan, coarse_spans, merged_spans
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import RECENT_LINES, RecentLines
 from fetchproxy.runtime.cooperative import a_turn, chosen, cooperative
@@ -40,7 +40,10 @@ _GB = 1e9
 _SEGMENTS_AT_ONCE = 100
 # A partition with 500 segments or more takes a few ms.
 _TIMELINES_AT_ONCE = 1
+_COARSE_TIMELINES_AT_ONCE = 10
 _SPANS_AT_ONCE = 5_000
+# The timeline of the whole archive takes a pass over all partitions.
+TIMELINE_AGE_MAX_S = 60.0
 
 
 T = TypeVar("T")
@@ -214,6 +217,15 @@ def skipped_rows(query: PageQuery) -> int:
     return int(text)
 
 
+@dataclass(slots=True)
+class _WholeTimeline:
+    """Of the whole archive, as last made. `made_at`: loop time (s)."""
+
+    spans: tuple[TimelineSpan, ...] = ()
+    made_at: float = float("-inf")
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Each method makes one page. Those whose order a figure decides skip rows by their number."""
@@ -222,6 +234,7 @@ class Rows:
     accounts: ReaderAccounts
     facts: ProcessFacts
     lines: RecentLines = RECENT_LINES
+    whole: _WholeTimeline = field(default_factory=_WholeTimeline)
 
     @property
     def prices(self) -> PricesConfig:
@@ -321,6 +334,22 @@ class Rows:
         page_rows = rows[: query.limit]
         more = len(rows) > query.limit
         return Page(tuple(page_rows), str(page_rows[-1].last_offset) if more else None)
+
+    async def timeline_of_all(self, query: PageQuery) -> Page:
+        """As `timeline_of_topic`, of the whole archive. One caller after the other."""
+        clock, whole = asyncio.get_running_loop().time, self.whole
+        async with whole.turn:
+            if clock() - whole.made_at > TIMELINE_AGE_MAX_S:
+                whole.spans, whole.made_at = await self._all_spans(), clock()
+        return _numbered_page(whole.spans, query)
+
+    async def _all_spans(self) -> tuple[TimelineSpan, ...]:
+        spans: list[TimelineSpan] = []
+        async for tp in cooperative(self.collector.tps, _COARSE_TIMELINES_AT_ONCE):
+            spans += self.collector.spans(tp, coarse=True)
+            if len(spans) > _SPANS_AT_ONCE:
+                spans = list(await asyncio.to_thread(coarse_spans, spans))
+        return await asyncio.to_thread(coarse_spans, spans)
 
     async def timeline_of_topic(self, topic: str, query: PageQuery) -> Page:
         """By kind, then by time. Raises NotThere."""

@@ -18,6 +18,10 @@ from fetchproxy.model import LogOffsets, RemoteLogSegmentMetadata
 
 # More have no place on a page; between these, dates are estimated like others.
 _ANCHORS_MAX = 500
+# For one of very many partitions.
+FEW_ANCHORS = 20
+# The narrowest that a page of many partitions tells apart, as a part of all time from the first.
+_NARROWEST = 1 / 500
 _Anchor = tuple[int, int]  # an offset and its date (epoch ms)
 
 
@@ -42,13 +46,16 @@ class TimelineSpan:
 
 
 def timeline(
-    view: PartitionView | None, log_offsets: LogOffsets | None, now_ms: int
+    view: PartitionView | None,
+    log_offsets: LogOffsets | None,
+    now_ms: int,
+    anchors_max: int = _ANCHORS_MAX,
 ) -> tuple[TimelineSpan, ...]:
     """The spans of a partition by kind, each kind by offset."""
     if view is None or view.log_start_offset is None or view.log_end_offset is None:
         return ()
     first, end, gaps = view.log_start_offset, view.log_end_offset, view.gaps()
-    anchors = _anchors(view.segments, log_offsets, now_ms)
+    anchors = _anchors(view.segments, log_offsets, now_ms, anchors_max)
 
     def span(kind: SpanKind, first: int, last: int) -> TimelineSpan:
         return TimelineSpan(kind, date_of(first, anchors), date_of(last, anchors), first, last)
@@ -68,10 +75,13 @@ def timeline(
 
 
 def _anchors(
-    segments: Sequence[RemoteLogSegmentMetadata], log_offsets: LogOffsets | None, now_ms: int
+    segments: Sequence[RemoteLogSegmentMetadata],
+    log_offsets: LogOffsets | None,
+    now_ms: int,
+    anchors_max: int,
 ) -> list[_Anchor]:
     """Offsets with a date, both rising: of some segments' ends, and the log's end, which is now."""
-    step = max(len(segments) // _ANCHORS_MAX, 1)
+    step = max(len(segments) // anchors_max, 1)
     indexes = [*range(0, len(segments), step), len(segments) - 1]
     anchors = [_anchor(segments[index], now_ms) for index in sorted(set(indexes))]
     before = anchors[0][1]
@@ -106,18 +116,25 @@ def date_of(offset: int, anchors: Sequence[_Anchor]) -> int:
     return low_ms + round((high_ms - low_ms) * (offset - low) / max(high - low, 1))
 
 
-def merged_spans(spans: Iterable[TimelineSpan]) -> tuple[TimelineSpan, ...]:
-    """Spans of several partitions: those of one kind that meet are one."""
+def coarse_spans(spans: Sequence[TimelineSpan]) -> tuple[TimelineSpan, ...]:
+    """As `merged_spans`, and so few that their number does not depend on that of the partitions."""
+    first = min((one.from_ms for one in spans), default=0)
+    last = max((one.until_ms for one in spans), default=0)
+    return merged_spans(spans, round((last - first) * _NARROWEST))
+
+
+def merged_spans(spans: Iterable[TimelineSpan], within_ms: int = 0) -> tuple[TimelineSpan, ...]:
+    """Spans of several partitions: those of one kind that meet are one, or nearly do."""
     order = list(SpanKind)
     by_kind = sorted(spans, key=lambda span: (order.index(SpanKind(span.kind)), span.from_ms))
-    spans_of_kind = groupby(by_kind, key=lambda condition: condition.kind)
-    return tuple(merged for _, alike in spans_of_kind for merged in _merge_touching(alike))
+    spans_of_kind = groupby(by_kind, key=lambda span: span.kind)
+    return tuple(merged for _, alike in spans_of_kind for merged in _merge_near(alike, within_ms))
 
 
-def _merge_touching(rising: Iterable[TimelineSpan]) -> Iterator[TimelineSpan]:
+def _merge_near(rising: Iterable[TimelineSpan], within_ms: int) -> Iterator[TimelineSpan]:
     open_span: TimelineSpan | None = None
     for one in rising:
-        if open_span is None or one.from_ms > open_span.until_ms:
+        if open_span is None or one.from_ms > open_span.until_ms + within_ms:
             if open_span is not None:
                 yield open_span
             open_span = replace(one, first_offset=None, last_offset=None)

@@ -387,6 +387,7 @@ async def test_twenty_thousand_are_sorted_and_summed_in_short_steps(
         await rows.topics(query)
         await rows.partitions("t-00000", query)
         await rows.timeline_of_topic("t-00000", PageQuery())
+        await rows.timeline_of_all(PageQuery())
         status = await process.collector(PartitionQuery(rows_max=20, topics_max=0))
         await process.collector.sample()
     assert longest[0] < TURN_MAX_S

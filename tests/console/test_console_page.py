@@ -194,6 +194,15 @@ async def test_the_margin_runs_out(scene: Scene) -> None:
     await scene.headline(CALM)
 
 
+async def test_the_whole_archive_is_shown_by_date(scene: Scene) -> None:
+    await scene.sees("#dates-part", "By date, all topics", "archived since")
+    assert await scene.js("document.querySelectorAll('#dates .archived').length") == 1
+    await scene.js("location.hash = '#topic=orders'")
+    await scene.sees("#place-part", "Topic orders")
+    while not await scene.js("document.getElementById('dates-part').hidden"):
+        await asyncio.sleep(0.1)
+
+
 async def test_a_gap_is_told_with_its_date(scene: Scene) -> None:
     await scene.archive(ORDERS[2], 1500, 1599, 2)
     gap = encode_archive_gap(ORDERS[2], 1200, 1499)

@@ -8,7 +8,14 @@ from typing import Any
 from segment_values import segment_of
 from test_console_partitions import TP
 
-from fetchproxy.console.timeline import SpanKind, TimelineSpan, merged_spans, timeline
+from fetchproxy.console.timeline import (
+    FEW_ANCHORS,
+    SpanKind,
+    TimelineSpan,
+    coarse_spans,
+    merged_spans,
+    timeline,
+)
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogOffsets
@@ -84,3 +91,29 @@ def test_spans_of_partitions_that_meet_are_one() -> None:
         TimelineSpan(SpanKind.LOST, 50, 60),
     )
     assert merged_spans(merged_spans(spans)) == merged_spans(spans)
+
+
+def test_very_many_spans_are_a_few_coarse_ones() -> None:
+    day_ms = 86_400_000
+    lost = [
+        TimelineSpan(SpanKind.LOST, n * day_ms, n * day_ms + 1_000, n, n) for n in range(20_000)
+    ]
+    archived = TimelineSpan(SpanKind.ARCHIVED, 0, 20_000 * day_ms, 0, 9)
+    assert len(merged_spans([archived, *lost])) == 20_001
+    far_apart = [TimelineSpan(SpanKind.LOST, at, at, 1, 1) for at in (10 * day_ms, 9_000 * day_ms)]
+    assert coarse_spans([archived, *far_apart]) == merged_spans([archived, *far_apart])
+    few = coarse_spans([archived, *lost])
+    assert len(few) <= 2 * 500
+    assert sum(one.partitions for one in few if one.kind == SpanKind.LOST) == 20_000
+    assert coarse_spans(few) == few
+    assert coarse_spans([]) == ()
+
+
+def test_few_anchors_have_the_same_ends() -> None:
+    many = view(*((n * 10, n * 10 + 9, n * 1_000 + 1) for n in range(900)))
+    at = LogOffsets(100, 9_500, 9_500)
+    coarse, fine = timeline(many, at, NOW, FEW_ANCHORS), timeline(many, at, NOW)
+    assert [(one.kind, one.first_offset, one.last_offset) for one in coarse] == [
+        (one.kind, one.first_offset, one.last_offset) for one in fine
+    ]
+    assert coarse[0].until_ms == fine[0].until_ms

@@ -121,11 +121,19 @@ function timelineNodes(spans) {
   return [make("p", "quiet", `${parts.filter(Boolean).join(" · ")} (UTC, estimated from the segments' timestamps)`), ...lanes, ticks];
 }
 
+async function drawDates() {
+  const part = $("dates-part");
+  if (location.hash.slice(1) || !latest) { part.hidden = true; return; }
+  const { items } = await ask("api/timeline", { limit: 1000 });
+  part.hidden = !items.length;
+  redraw($("dates"), JSON.stringify(items), () => (items.length ? timelineNodes(items) : []));
+}
+
 let charting = false;
 async function pollCharts() {
   if (charting) return;
   charting = true;
-  try { await drawCharts(); } catch { /* the poll of the status says that nothing answers */ }
+  try { await drawCharts(); await drawDates(); } catch { /* the poll of the status says that nothing answers */ }
   charting = false;
 }
 setInterval(() => { if (!document.hidden) pollCharts(); }, HISTORY_POLL_MS);
