@@ -199,8 +199,6 @@ async def test_the_whole_archive_is_shown_by_date(scene: Scene) -> None:
     assert await scene.js("document.querySelectorAll('#dates .archived').length") == 1
     await scene.js("location.hash = '#topic=orders'")
     await scene.sees("#place-part", "Topic orders")
-    while not await scene.js("document.getElementById('dates-part').hidden"):
-        await asyncio.sleep(0.1)
 
 
 async def test_a_gap_is_told_with_its_date(scene: Scene) -> None:
