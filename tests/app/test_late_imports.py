@@ -22,11 +22,11 @@ _import = builtins.__import__
 
 def _watched(name, *rest, **more):
     before = "aiohttp" in sys.modules
-    found = _import(name, *rest, **more)
+    module = _import(name, *rest, **more)
     here = threading.current_thread() is threading.main_thread()
     if here and not before and "aiohttp" in sys.modules and asyncio._get_running_loop():
         print(f"LATE {name}", file=sys.stderr, flush=True)
-    return found
+    return module
 
 builtins.__import__ = _watched
 print("WATCHED", file=sys.stderr, flush=True)
@@ -61,8 +61,10 @@ class Watched:
 
     def _metrics(self) -> str:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.console_port}/metrics") as found:
-                text: str = found.read().decode()
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.console_port}/metrics"
+            ) as response:
+                text: str = response.read().decode()
         except (urllib.error.URLError, ConnectionError):
             return ""
         return text

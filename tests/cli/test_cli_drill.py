@@ -32,10 +32,10 @@ def test_series_are_summed_up_and_known_by_their_label() -> None:
 
 def test_figures_of_workers_are_summed_up() -> None:
     of_workers = SCRAPE.replace("{", '{worker="0",') + SCRAPE.replace("{", '{worker="1",')
-    found = figures_in(of_workers)
-    assert found[COMPLETED] == 10
-    assert found[COMPLETED + "{data}"] == 6
-    assert found["fetchproxy_store_request_errors_total"] == 10
+    figures = figures_in(of_workers)
+    assert figures[COMPLETED] == 10
+    assert figures[COMPLETED + "{data}"] == 6
+    assert figures["fetchproxy_store_request_errors_total"] == 10
 
 
 def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Sums]:

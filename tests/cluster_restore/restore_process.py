@@ -81,8 +81,8 @@ def config_of(bootstrap: str) -> Config:
 
 
 def group(name: str, offsets: dict[tuple[str, int], int], epoch: int = -1) -> GroupWithOffsets:
-    found = tuple(OffsetOfGroup(t, n, offset, epoch) for (t, n), offset in offsets.items())
-    return GroupWithOffsets(name, GroupKind.CLASSIC, found)
+    committed = tuple(OffsetOfGroup(t, n, offset, epoch) for (t, n), offset in offsets.items())
+    return GroupWithOffsets(name, GroupKind.CLASSIC, committed)
 
 
 class RestoreProcess:

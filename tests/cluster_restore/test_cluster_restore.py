@@ -70,9 +70,9 @@ def consumed(
 def assert_no_phantom(bootstrap: str, brokers: set[int]) -> None:
     metadata = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30)
     assert set(metadata.brokers) == brokers
-    for found in metadata.topics.values():
-        for partition in found.partitions.values():
-            assert set(partition.replicas) <= brokers, (found.topic, partition.id)
+    for topic_metadata in metadata.topics.values():
+        for partition in topic_metadata.partitions.values():
+            assert set(partition.replicas) <= brokers, (topic_metadata.topic, partition.id)
             assert set(partition.isrs) <= brokers
 
 
@@ -90,9 +90,9 @@ async def test_a_producer_and_a_group_go_on_where_they_were(
     assert ends(bootstrap, name, 3) == [(5_000_000_000,) * 2, (77, 77), (0, 0)]
     assert produced(bootstrap, name, 0, b"next") == 5_000_000_000
     assert produced(bootstrap, name, 1, b"other") == 77
-    found = consumed(bootstrap, name, "readers")
-    records = {next(found), next(found)}
-    found.close()
+    records_read = consumed(bootstrap, name, "readers")
+    records = {next(records_read), next(records_read)}
+    records_read.close()
     assert records == {(0, 5_000_000_000, b"next"), (1, 77, b"other")}
     assert_no_phantom(bootstrap, {1})
     job = read_restore_job(tmp_path / "job")
@@ -120,8 +120,8 @@ async def test_what_a_group_loses_is_named_with_numbers(
         ),
     )
 
-    found = {one.group: one for one in report.differences}
-    ahead, behind = found["ahead"], found["behind"]
+    differences = {one.group: one for one in report.differences}
+    ahead, behind = differences["ahead"], differences["behind"]
     assert (ahead.new_offset, ahead.skipped, ahead.archived, ahead.set_back) == (100, 0, 0, 30)
     assert (behind.new_offset, behind.skipped, behind.archived) == (90, 20, 10)
     [lost] = report.lost

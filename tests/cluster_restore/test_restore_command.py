@@ -37,14 +37,14 @@ def lost_clusters_store(own_kafka_server: KafkaServer, tmp_path: Path) -> str:
     archiver.start()
     try:
         wait_for("the archive", lambda: archived_ends(store, NAME) == {0: RECORDS})
-        wait_for("the state", lambda: '"billing"' in shown(store))
+        wait_for("the state", lambda: '"billing"' in state_of(store))
     finally:
         archiver.stop()
     kafka.kill()
     return store
 
 
-def shown(store: str) -> str:
+def state_of(store: str) -> str:
     return fetchproxy("cluster", "show", "--store", store, "--json").stdout
 
 

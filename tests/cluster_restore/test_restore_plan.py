@@ -48,7 +48,7 @@ PHANTOMS = (9_999, 9_998)
 REAL = (1, 2, 3)
 
 
-def found(
+def partition_now(
     leader: int = 1,
     *,
     replicas: tuple[int, ...] = REAL,
@@ -72,15 +72,15 @@ def planned(one: FoundPartition | None, brokers: tuple[int, ...] = REAL) -> Rest
     ("one", "action"),
     [
         (None, TopicAction.CREATE),
-        (found(log=(0, 0)), TopicAction.TAKE),
-        (found(log=(100, 100)), TopicAction.KEEP),
-        (found(log=(100, 130)), TopicAction.KEEP),
-        (found(log=(0, 1)), TopicAction.REFUSE),
-        (found(log=(50, 100)), TopicAction.REFUSE),
-        (found(-1), TopicAction.REFUSE),  # it may have records
-        (found(-1, replicas=PHANTOMS), TopicAction.TAKE),
-        (found(9_999, replicas=(*PHANTOMS, *REAL)), TopicAction.TAKE),
-        (found(replicas=(9_999, *REAL), log=(100, 100)), TopicAction.TAKE),
+        (partition_now(log=(0, 0)), TopicAction.TAKE),
+        (partition_now(log=(100, 100)), TopicAction.KEEP),
+        (partition_now(log=(100, 130)), TopicAction.KEEP),
+        (partition_now(log=(0, 1)), TopicAction.REFUSE),
+        (partition_now(log=(50, 100)), TopicAction.REFUSE),
+        (partition_now(-1), TopicAction.REFUSE),  # it may have records
+        (partition_now(-1, replicas=PHANTOMS), TopicAction.TAKE),
+        (partition_now(9_999, replicas=(*PHANTOMS, *REAL)), TopicAction.TAKE),
+        (partition_now(replicas=(9_999, *REAL), log=(100, 100)), TopicAction.TAKE),
     ],
 )
 def test_a_topic_is_created_taken_kept_or_refused(
@@ -107,31 +107,34 @@ def test_the_plan_is_a_diff() -> None:
     lines = list(diff_lines(planned(None)))
     assert lines[0] == "+ topic orders: 1 partition, new"
     assert lines[1].startswith("+     partition 0: begins at 100, leader epoch from 0, replicas")
-    [refused] = diff_lines(planned(found(log=(0, 5))))
+    [refused] = diff_lines(planned(partition_now(log=(0, 5))))
     assert refused.startswith("! topic orders: refused: it exists and has records: partition 0")
 
 
 BOTH = (*PHANTOMS, *REAL)
 STEPS = [
-    (found(-1, replicas=PHANTOMS), PartitionStep.WAIT),
-    (found(9_999, replicas=PHANTOMS), PartitionStep.SWAP),
-    (found(9_999, replicas=(9_998, 9_999), epoch=0), PartitionStep.LEAD),
-    (found(9_999, replicas=PHANTOMS, epoch=4), PartitionStep.SPREAD),
-    (found(9_999, replicas=(*REAL, *PHANTOMS), in_sync=PHANTOMS, epoch=4), PartitionStep.JOIN),
-    (found(9_999, replicas=BOTH, epoch=4), PartitionStep.REMOVE),
-    (found(1, epoch=5), PartitionStep.WAIT),
-    (found(1, epoch=5, log=(100, 100)), PartitionStep.DONE),
-    (found(1, replicas=BOTH, log=(100, 100)), PartitionStep.REMOVE),
-    (found(1, log=(0, 0)), PartitionStep.ATTACH),
-    (found(1, replicas=BOTH, in_sync=REAL, log=(0, 0)), PartitionStep.FOLLOW),
-    (found(1, replicas=BOTH, log=(0, 0)), PartitionStep.LEAD),
+    (partition_now(-1, replicas=PHANTOMS), PartitionStep.WAIT),
+    (partition_now(9_999, replicas=PHANTOMS), PartitionStep.SWAP),
+    (partition_now(9_999, replicas=(9_998, 9_999), epoch=0), PartitionStep.LEAD),
+    (partition_now(9_999, replicas=PHANTOMS, epoch=4), PartitionStep.SPREAD),
+    (
+        partition_now(9_999, replicas=(*REAL, *PHANTOMS), in_sync=PHANTOMS, epoch=4),
+        PartitionStep.JOIN,
+    ),
+    (partition_now(9_999, replicas=BOTH, epoch=4), PartitionStep.REMOVE),
+    (partition_now(1, epoch=5), PartitionStep.WAIT),
+    (partition_now(1, epoch=5, log=(100, 100)), PartitionStep.DONE),
+    (partition_now(1, replicas=BOTH, log=(100, 100)), PartitionStep.REMOVE),
+    (partition_now(1, log=(0, 0)), PartitionStep.ATTACH),
+    (partition_now(1, replicas=BOTH, in_sync=REAL, log=(0, 0)), PartitionStep.FOLLOW),
+    (partition_now(1, replicas=BOTH, log=(0, 0)), PartitionStep.LEAD),
 ]
 
 
 @pytest.mark.parametrize(("one", "step"), STEPS)
 def test_the_next_step_of_a_partition(one: FoundPartition, step: PartitionStep) -> None:
-    wanted = PartitionGoal(100, 5, REAL)
-    assert next_step(wanted, one, PHANTOMS, frozenset(REAL)) is step
+    goal = PartitionGoal(100, 5, REAL)
+    assert next_step(goal, one, PHANTOMS, frozenset(REAL)) is step
 
 
 @pytest.mark.parametrize("placed", [frozenset(), frozenset({1}), frozenset({1, 2})])
@@ -184,8 +187,10 @@ def test_groups_go_on_and_differences_have_numbers() -> None:
     committed = {g: [(o.partition, o.offset, o.leader_epoch) for o in offsets]
                  for g, offsets in plan.offsets.items()}  # fmt: skip
     assert committed == {"at-end": [(0, 100, 5), (1, 7, 5)], "within": [(0, 100, -1)]}
-    found = [(one.group, one.partition, one.skipped, one.set_back) for one in plan.differences]
-    assert found == [("at-end", 0, 0, 20), ("within", 0, 10, 10)]
+    differences = [
+        (one.group, one.partition, one.skipped, one.set_back) for one in plan.differences
+    ]
+    assert differences == [("at-end", 0, 0, 20), ("within", 0, 10, 10)]
     assert list(plan.left_out) == ["shared"]
 
 

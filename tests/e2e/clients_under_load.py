@@ -49,7 +49,7 @@ class Writer:
     ) -> None:
         self._interval_s = interval_s
         self.failures: list[object] = []
-        self.shown: list[KafkaError] = []
+        self.errors: list[KafkaError] = []
         self._data = data
         self._finish, self._give_up = threading.Event(), threading.Event()
         self._producer = Producer(
@@ -59,7 +59,7 @@ class Writer:
                 "linger.ms": 5,
                 "enable.idempotence": idempotent,
                 "max.in.flight": 1,  # so that retries keep the order
-                "error_cb": self.shown.append,
+                "error_cb": self.errors.append,
             }
         )
         self._thread = threading.Thread(target=self._run, name="writer")
@@ -178,16 +178,16 @@ def under_load(
     to = dict.fromkeys(range(PARTITIONS), END)
     store, data = new_store(folder), new_topic(kafka, topic, PARTITIONS)
     produce(kafka.bootstrap, data, ARCHIVED, partition_count=PARTITIONS)
-    shown: list[KafkaError] = []
+    errors: list[KafkaError] = []
     with ExitStack() as stack:
         served = stack.enter_context(open_served(store))
         at = served.bootstrap
         archive_and_trim(kafka.bootstrap, store, data)
         writer = stack.enter_context(Writer(at, data, interval_s, idempotent=kills))
-        held = [
+        held_readers = [
             stack.enter_context(HeldReader("kafka-python", at, topic, to)),
             stack.enter_context(
-                HeldReader("confluent-kafka", at, topic, to, error_cb=shown.append)
+                HeldReader("confluent-kafka", at, topic, to, error_cb=errors.append)
             ),
         ]
         programs = {
@@ -197,7 +197,7 @@ def under_load(
         yield served
         writer.finish()
         read = {name: program.lines() for name, program in programs.items()}
-        for reader in held:
+        for reader in held_readers:
             assert reader.records() == data.written
     assert all(len(records) == END for records in data.written.values())
     assert parsed(read["franz"]) == as_lines(data.written, crc32)
@@ -205,9 +205,9 @@ def under_load(
     assert parsed(read["aiokafka"]) == as_lines(data.written)
     assert parsed_java(read["java"]) == as_lines({0: data.written[0]})
     if not kills:
-        assert_quiet([*shown, *writer.shown])
+        assert_quiet([*errors, *writer.errors])
 
 
-def assert_quiet(shown: Sequence[KafkaError]) -> None:
+def assert_quiet(errors: Sequence[KafkaError]) -> None:
     """librdkafka tells its application so much of each lost connection to its only broker."""
-    assert {error.code() for error in shown} <= {KafkaError._ALL_BROKERS_DOWN}
+    assert {error.code() for error in errors} <= {KafkaError._ALL_BROKERS_DOWN}

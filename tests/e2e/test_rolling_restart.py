@@ -92,10 +92,10 @@ class Restarts:
 def is_ready(process: ProxyProcess, workers: int) -> bool:
     """All workers serve."""
     try:
-        found = json.loads(process.get("/readyz"))
+        state = json.loads(process.get("/readyz"))
     except (urllib.error.HTTPError, urllib.error.URLError, ConnectionError):
         return False
-    return int(found.get("workers", 1)) == workers
+    return int(state.get("workers", 1)) == workers
 
 
 @pytest.fixture

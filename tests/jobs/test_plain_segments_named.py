@@ -32,9 +32,9 @@ def ring(tmp_path: Path) -> Path:
 @pytest.fixture
 def archive(tmp_path: Path, ring: Path) -> WrittenArchive:
     """Two encrypted segments, then two that anybody may have put there."""
-    kept = AtRest(keys=FileKeyRing(ring))
-    made = WrittenArchive(tmp_path / "store" / PREFIX, kept)
-    for number, at_rest in enumerate((kept, kept, NO_ENCRYPTION, AtRest(compress=True))):
+    encrypted = AtRest(keys=FileKeyRing(ring))
+    made = WrittenArchive(tmp_path / "store" / PREFIX, encrypted)
+    for number, at_rest in enumerate((encrypted, encrypted, NO_ENCRYPTION, AtRest(compress=True))):
         made.at_rest = at_rest
         base = number * RECORDS_EACH
         records = [Record(b"k", b"v%d" % offset) for offset in range(base, base + RECORDS_EACH)]

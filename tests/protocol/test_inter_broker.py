@@ -34,9 +34,9 @@ def snake(name: str) -> str:
 
 
 def table_of(message: str) -> Structure:
-    found = getattr(tables, snake(message).upper())
-    assert isinstance(found, Structure)
-    return found
+    structure = getattr(tables, snake(message).upper())
+    assert isinstance(structure, Structure)
+    return structure
 
 
 def key_of(message: str) -> ApiKey:
@@ -52,10 +52,12 @@ def plain_fields(fields: list[Any], version: int) -> list[Any]:
 
 
 def compare_names(table: Structure, fields: list[Any], version: int) -> None:
-    mine = [field for field in table.fields if field.within(version)]
-    theirs = plain_fields(fields, version)
-    assert [field.name for field in mine] == [snake(field["name"]) for field in theirs]
-    for field, their in zip(mine, theirs, strict=True):
+    table_fields = [field for field in table.fields if field.within(version)]
+    fields_of_kafka = plain_fields(fields, version)
+    assert [field.name for field in table_fields] == [
+        snake(field["name"]) for field in fields_of_kafka
+    ]
+    for field, their in zip(table_fields, fields_of_kafka, strict=True):
         inner = field.kind._kind if isinstance(field.kind, Array) else field.kind
         if isinstance(inner, Structure):
             compare_names(inner, their["fields"], version)
@@ -84,6 +86,6 @@ def test_every_message_is_read_and_written_as_kafka_does(
 ) -> None:
     value, key, table = data.draw(values(message, version)), key_of(message), table_of(message)
     # A request's body is read like a response's: only the headers differ.
-    found = decode_response(table, encode_response(message, version, value), key, version)
+    decoded = decode_response(table, encode_response(message, version, value), key, version)
     bare = without_tags(schema(message)["fields"], value, version)
-    assert encode_body(table, found, key, version) == kafkas_body(message, version, bare)
+    assert encode_body(table, decoded, key, version) == kafkas_body(message, version, bare)

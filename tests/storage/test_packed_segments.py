@@ -656,7 +656,7 @@ async def test_a_plain_segment_is_a_condition_until_it_is_opened_with_a_key_or_g
     async with manager(store, ring) as storage:
         for number in (1, 2):
             await storage.rsm.copy_log_segment_data(packed_segment(number), data)
-    kept = {key: await store.get(key) for key in await all_keys(store)}
+    contents = {key: await store.get(key) for key in await all_keys(store)}
     forged = [replace(packed_segment(number), packed=False) for number in (1, 3)]
     compressed = packed_segment(4)
     async with manager(store, None) as anybody:
@@ -682,7 +682,7 @@ async def test_a_plain_segment_is_a_condition_until_it_is_opened_with_a_key_or_g
         assert conditions() == [(kind, 2)]
         await reader.rsm.delete_log_segment_data(forged[1])
         assert conditions() == [(kind, 1)]
-        for key, content in kept.items():
+        for key, content in contents.items():
             await store.put(key, content)
         await reader.rsm.fetch_log_segment(packed_segment(1), ByteRange(0, 2))
         assert conditions() == []

@@ -44,11 +44,11 @@ def proxy(
         yield process
 
 
-def told(proxy: ProxyProcess, event: str) -> list[int]:
+def workers_that_logged(proxy: ProxyProcess, event: str) -> list[int]:
     return sorted(entry["worker"] for entry in proxy.logged(event))
 
 
-def asked(proxy: ProxyProcess, method: str, query: str = "") -> tuple[int, str]:
+def drill_request(proxy: ProxyProcess, method: str, query: str = "") -> tuple[int, str]:
     url = f"http://127.0.0.1:{proxy.console_port}/api/drill?{query}"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method=method)) as response:
@@ -64,21 +64,21 @@ def test_each_worker_begins_and_ends(proxy: ProxyProcess) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "store-slow is over" in done.stdout
-    assert told(proxy, BEGAN) == told(proxy, ENDED) == [0, 1]
+    assert workers_that_logged(proxy, BEGAN) == workers_that_logged(proxy, ENDED) == [0, 1]
     assert {entry["why"] for entry in proxy.logged(ENDED)} == {"its time is over"}
 
 
 def test_a_second_drill_is_refused_and_the_first_goes_on(proxy: ProxyProcess) -> None:
-    assert asked(proxy, "POST", "fault=store-down&for_s=600")[0] == 200
-    status, text = asked(proxy, "POST", "fault=store-slow&for_s=600")
+    assert drill_request(proxy, "POST", "fault=store-down&for_s=600")[0] == 200
+    status, text = drill_request(proxy, "POST", "fault=store-slow&for_s=600")
     assert (status, "the drill store-down is running" in text) == (409, True)
-    state = json.loads(asked(proxy, "GET")[1])
+    state = json.loads(drill_request(proxy, "GET")[1])
     assert state["fault"] == "store-down"
     assert state["left_s"] > 0
-    assert told(proxy, ENDED) == []
-    assert asked(proxy, "DELETE")[0] == 200
-    assert told(proxy, ENDED) == [0, 1]
-    assert json.loads(asked(proxy, "GET")[1]) == {"fault": None, "left_s": 0.0}
+    assert workers_that_logged(proxy, ENDED) == []
+    assert drill_request(proxy, "DELETE")[0] == 200
+    assert workers_that_logged(proxy, ENDED) == [0, 1]
+    assert json.loads(drill_request(proxy, "GET")[1]) == {"fault": None, "left_s": 0.0}
 
 
 def test_a_broker_of_one_worker_is_away_for_all(
@@ -86,21 +86,21 @@ def test_a_broker_of_one_worker_is_away_for_all(
 ) -> None:
     known = f"broker={mock_cluster.bootstrap}"
     unknown = "broker=127.0.0.1:1"
-    status, text = asked(proxy, "POST", f"fault=broker-down&for_s=600&{unknown}")
+    status, text = drill_request(proxy, "POST", f"fault=broker-down&for_s=600&{unknown}")
     assert (status, "no broker 127.0.0.1:1 is connected" in text) == (409, True)
-    assert told(proxy, BEGAN) == []
-    assert asked(proxy, "POST", f"fault=broker-down&for_s=600&{known}")[0] == 200
-    assert told(proxy, BEGAN) == [0, 1]
-    assert asked(proxy, "DELETE")[0] == 200
+    assert workers_that_logged(proxy, BEGAN) == []
+    assert drill_request(proxy, "POST", f"fault=broker-down&for_s=600&{known}")[0] == 200
+    assert workers_that_logged(proxy, BEGAN) == [0, 1]
+    assert drill_request(proxy, "DELETE")[0] == 200
 
 
 def test_a_killed_command_leaves_no_fault_behind(proxy: ProxyProcess) -> None:
     command = [sys.executable, "-m", "fetchproxy", "drill", "store-down", "--for", "1h"]
     command += ["--console", f"127.0.0.1:{proxy.console_port}"]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL) as process:
-        wait_for("the drill", lambda: told(proxy, BEGAN) == [0, 1])
+        wait_for("the drill", lambda: workers_that_logged(proxy, BEGAN) == [0, 1])
         process.kill()
-    wait_for("its end", lambda: told(proxy, ENDED) == [0, 1], LEASE_S + 60)
+    wait_for("its end", lambda: workers_that_logged(proxy, ENDED) == [0, 1], LEASE_S + 60)
     assert {entry["why"] for entry in proxy.logged(ENDED)} == {
         "the command that started it is gone"
     }
@@ -108,5 +108,5 @@ def test_a_killed_command_leaves_no_fault_behind(proxy: ProxyProcess) -> None:
 
 @pytest.mark.parametrize("proxy", [False], indirect=True)
 def test_without_the_setting_it_is_refused(proxy: ProxyProcess) -> None:
-    status, text = asked(proxy, "POST", "fault=store-down&for_s=600")
+    status, text = drill_request(proxy, "POST", "fault=store-down&for_s=600")
     assert (status, "drills.enabled" in text) == (409, True)
