@@ -71,6 +71,35 @@ def test_a_loop_serves_all_that_are_ready_at_once(
         assert runner.run(main()) == [b"x"] * SOCKETS
 
 
+def test_a_ready_socket_is_called_before_work_that_is_ready(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    """And not at all, if an earlier callback of the same turn has removed it."""
+    called: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        (first, first_end), (second, second_end) = pairs[:2]
+        done = loop.create_future()
+
+        def ready(name: str) -> None:
+            called.append(name)
+            for one in (first, second):
+                loop.remove_reader(one)
+            loop.call_soon(done.set_result, None)
+
+        loop.add_reader(first, ready, "a socket")
+        loop.add_reader(second, ready, "a socket")
+        first_end.send(b"x")
+        second_end.send(b"x")
+        loop.call_soon(called.append, "work")  # in the turn that finds both sockets ready
+        await asyncio.wait_for(done, 60)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+    assert called == ["a socket", "work"]
+
+
 def test_one_connection_ends_in_each_turn(
     pairs: list[tuple[socket.socket, socket.socket]], caplog: pytest.LogCaptureFixture
 ) -> None:
