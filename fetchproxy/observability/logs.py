@@ -58,17 +58,37 @@ class RecentEvent:
     details: dict[str, str]
 
 
+@dataclass(slots=True)
+class _NotedEvent:
+    """As a RecentEvent whose details are not masked yet."""
+
+    at: str
+    level: str
+    event: str
+    count: int
+    details: dict[str, str | int]
+
+    def for_people(self) -> RecentEvent:
+        details = {
+            name: MASK if is_secret_name(name) else harmless(mask_text(str(value)))
+            for name, value in self.details.items()
+        }
+        return RecentEvent(self.at, self.level, self.event, self.count, details)
+
+
 @dataclass(eq=False, slots=True)
 class RecentEvents:
+    """Secrets are masked when somebody looks: a response may have thousands of partitions that are
+    noted, and masking takes 10 µs.
+    """
+
     clock: Callable[[], str] = _wall_clock
-    _ring: deque[RecentEvent] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS_MAX))
+    _ring: deque[_NotedEvent] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS_MAX))
 
     def note(self, event: str, level: str = "info", **details: object) -> None:
         """Notes an event. Cheap enough for each catch, too expensive for each frame."""
-        fields = {
-            name: MASK
-            if is_secret_name(name)
-            else harmless(mask_text(str(value)[:_DETAIL_CHARS_MAX]))
+        fields: dict[str, str | int] = {
+            name: value if isinstance(value, int) else str(value)[:_DETAIL_CHARS_MAX]
             for name, value in details.items()
         }
         last = self._ring[-1] if self._ring else None
@@ -76,10 +96,10 @@ class RecentEvents:
             last.count += 1
             last.at = self.clock()
             return
-        self._ring.append(RecentEvent(self.clock(), level, event, 1, fields))
+        self._ring.append(_NotedEvent(self.clock(), level, event, 1, fields))
 
     def newest_first(self) -> list[RecentEvent]:
-        return list(reversed(self._ring))
+        return [noted.for_people() for noted in reversed(self._ring)]
 
     def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
         """A structlog processor that notes each event and changes nothing."""
