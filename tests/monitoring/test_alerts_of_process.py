@@ -179,20 +179,22 @@ def test_memory_and_cores_are_used_up(
     kafka_server: KafkaServer, proxy: ProxyProcess, store: str, tmp_path: Path,
     find_part: Callable[[str, Callable[[], Path]], Path],
 ) -> None:  # fmt: skip
-    """Its memory limit is a tenth above what such a process takes, its quota a fifth of a core."""
+    """Its memory limit is a tenth above what such a process takes, its quota a tenth of a core:
+    a busy machine leaves it that much.
+    """
     resident = int(Watched(proxy.console_port).value("process_resident_memory_bytes"))
     limit = resident * 12 // 10
     with ExitStack() as made:
 
         def groups() -> list[Path]:
             memory = control_group("memory", memory__limit_in_bytes=limit)
-            cpu = control_group("cpu", cpu__cfs_period_us=1_000_000, cpu__cfs_quota_us=200_000)
+            cpu = control_group("cpu", cpu__cfs_period_us=1_000_000, cpu__cfs_quota_us=100_000)
             return [made.enter_context(memory), made.enter_context(cpu)]
 
         both = find_part("control groups", groups)
         with Confined(both, kafka_server.bootstrap, store, tmp_path) as confined:
             watched = Watched(confined.console_port)
-            assert watched.value("fetchproxy_available_cpu_cores") == pytest.approx(0.2)
+            assert watched.value("fetchproxy_available_cpu_cores") == pytest.approx(0.1)
             with busy(confined):
                 time.sleep(1)
                 watched.look()

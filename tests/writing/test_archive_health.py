@@ -319,6 +319,9 @@ def test_each_concern_is_brought_about_here() -> None:
         Kind.OBJECT_NOT_READABLE,
         Kind.SEGMENT_DAMAGED,
         Kind.SEGMENT_METADATA_CHANGED,
+        # Reported by a reader alone: see the tests with the mark of their remedies.
+        Kind.PLAIN_SEGMENTS_REFUSED,
+        Kind.SEGMENTS_NOT_ENCRYPTED,
     }
     assert told_by_the_store == of_partitions | {Kind.TOPIC_DELETION_STOPPED}
 
