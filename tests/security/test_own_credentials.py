@@ -71,7 +71,7 @@ async def test_sessions_are_renewed_under_requests_in_flight(
     """All mechanisms side by side, each with requests pipelined on one connection, for more than
     two sessions: no request fails and no connection is replaced."""
     # A busy broker may look at a request seconds after it was sent, and the session must last then.
-    monkeypatch.setattr(broker_connections, "_RENEW_AFTER", 0.3)
+    monkeypatch.setattr(broker_connections, "_RENEW_AFTER_SHARE", 0.3)
     loop = asyncio.get_running_loop()
 
     async def keep_asking(cluster: Cluster, until: float) -> int:
@@ -172,7 +172,7 @@ async def test_tokens_that_expire_are_renewed_from_file(
     """The session ends with the token, and the file is read again for the next one."""
     # A busy machine may log in seconds after the token was written. The renewals come soon anyway.
     lifetime_s, renew_after = 10.0, 0.2
-    monkeypatch.setattr(broker_connections, "_RENEW_AFTER", renew_after)
+    monkeypatch.setattr(broker_connections, "_RENEW_AFTER_SHARE", renew_after)
     config = settings(secured.sasl, "OAUTHBEARER")  # only tokens end a session there
     file = config.sasl_oauthbearer_token_file
     assert file is not None

@@ -84,12 +84,12 @@ class FetchState(Enum):
     IDLE = "no fetch of the client is open"
     READING = "a long request is read in steps"
     PACED = "the fetch waits until the client's application needs records"
-    RELAYING = "the broker has the request, and its response passes"
-    CAUGHT = "the response that passes has a partition out of range, shown as empty"
-    PLANNING = "it is looked up which tier serves which partition"
+    RELAYING = "the broker has the request, and its response is forwarded to the client"
+    CAUGHT = "the forwarded response has a partition out of range, which the client sees as empty"
+    PLANNING = "the proxy looks up which tier serves which partition"
     WAITING = "neither tier has anything yet"
-    MERGING = "the broker's response passes, with the archive's part in front"
-    RESPONDING = "the proxy's own response leaves, and the broker's is parked"
+    MERGING = "the broker's response is forwarded, after the archive's part"
+    RESPONDING = "the proxy sends its own response, and parks the broker's"
 
 
 _S = FetchState
