@@ -61,7 +61,14 @@ class PhantomServer:
         async with asyncio.TaskGroup() as connections:
 
             def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                tasks.add(task := connections.create_task(self._serve(reader, writer)))
+                serving = self._serve(reader, writer)
+                try:
+                    task = connections.create_task(serving)
+                except RuntimeError:  # the block has ended since the connection was accepted
+                    serving.close()
+                    writer.transport.abort()
+                    return
+                tasks.add(task)
                 task.add_done_callback(tasks.discard)
 
             tasks: set[asyncio.Task[None]] = set()

@@ -26,9 +26,6 @@ from contextlib import contextmanager
 _LONG_COLLECTION_S = 0.003  # of CPU: 15,000 objects or more
 _COLLECT_AFTER_S = 0.01
 _FULL_AFTER = 3  # collections of new objects
-# A full collection also waits for this many times as much work as the last one has taken: on a
-# thousand busy connections, full collections took a tenth of all CPU.
-_FULL_SHARE = 50
 _VISIT_AFTER_S = 6 * 3600.0
 # More of them than an archive of 20,000 partitions has at its start.
 _VISIT_AFTER_OBJECTS = 2_000_000
@@ -65,18 +62,14 @@ class _Exempting:
 
     def __init__(self) -> None:
         self._began_at = 0.0
-        self.full_took_s = 0.0  # the last one, of CPU
 
     def __call__(self, phase: str, info: Mapping[str, int]) -> None:
         if info["generation"] != 2:
             return
         if phase == "start":
             self._began_at = time.thread_time()
-            return
-        self.full_took_s = time.thread_time() - self._began_at
-        if self.full_took_s >= _LONG_COLLECTION_S:
+        elif time.thread_time() - self._began_at >= _LONG_COLLECTION_S:
             gc.freeze()
-            self.full_took_s = 0.0  # the next one visits little
 
 
 _EXEMPTING = _Exempting()
@@ -87,35 +80,27 @@ class NewObjects:
     called. `worked_s`: since the last time; the owner adds to it.
     """
 
-    __slots__ = ("_since_full_s", "_times", "worked_s")
+    __slots__ = ("_times", "worked_s")
 
     def __init__(self) -> None:
         self.worked_s = 0.0
-        self._times = 0  # of collections since the last full one
-        self._since_full_s = 0.0
+        self._times = 0
 
     def collect_if_due(self) -> None:
-        if self.worked_s < _COLLECT_AFTER_S or _EXEMPTING not in gc.callbacks:
-            return
-        self._since_full_s += self.worked_s
-        self.worked_s = 0.0
-        self._times += 1
-        rests = self._since_full_s < _FULL_SHARE * _EXEMPTING.full_took_s
-        if self._times < _FULL_AFTER or rests:
-            gc.collect(1)
-        else:
-            self._times, self._since_full_s = 0, 0.0
-            gc.collect(2)
+        if self.worked_s >= _COLLECT_AFTER_S and _EXEMPTING in gc.callbacks:
+            self.worked_s = 0.0
+            self._times += 1
+            gc.collect(1 if self._times % _FULL_AFTER else 2)
 
 
 async def visit_exempt_objects() -> None:
     """Runs until cancelled."""
     clock = asyncio.get_running_loop().time
-    visited_at, objects_left = clock(), gc.get_freeze_count()
+    visited_at, left = clock(), gc.get_freeze_count()
     while True:
         await asyncio.sleep(_VISIT_LOOK_S)
-        many = gc.get_freeze_count() >= objects_left + _VISIT_AFTER_OBJECTS
+        many = gc.get_freeze_count() >= left + _VISIT_AFTER_OBJECTS
         if many or clock() >= visited_at + _VISIT_AFTER_S:
             gc.unfreeze()
             gc.collect()
-            visited_at, objects_left = clock(), gc.get_freeze_count()
+            visited_at, left = clock(), gc.get_freeze_count()

@@ -74,7 +74,7 @@ class CountingStore:
                     yield operation, key
 
     def counted(self, since: int) -> Counter[str]:
-        """By kind: `write`, `listing`, `read`, `deletion`."""
+        """By kind: `write`, `listing`, `read`, `deletion`, `clean-up`."""
         return Counter(kind_of(operation) for operation, _ in self.requests(since))
 
     def finished(self) -> int:
@@ -92,7 +92,14 @@ class CountingStore:
 def kind_of(operation: str) -> str:
     if operation in WRITES:
         return "write"
-    kinds = {"DeleteObject": "deletion", "GetObject": "read", "ListObjectsV2": "listing"}
+    kinds = {
+        "DeleteObject": "deletion",
+        "GetObject": "read",
+        "ListObjectsV2": "listing",
+        # Of a copy that the end of the process has interrupted.
+        "ListMultipartUploads": "clean-up",
+        "AbortMultipartUpload": "clean-up",
+    }
     return kinds[operation]
 
 
