@@ -67,7 +67,7 @@ def note(phase, info):
         visited.append(sum(len(gc.get_objects(n)) for n in range(info["generation"] + 1)))
 
 async def main():
-    table = [[number] for number in range(200_000)]
+    table = [[number] for number in range(1_000_000)]
     spare_collections()
     gc.callbacks.append(note)
     for number in range(len(table)):
@@ -144,6 +144,8 @@ def test_a_collection_visits_no_object_that_has_outlived_one() -> None:
 
 
 def test_objects_that_replace_others_are_visited_soon() -> None:
-    """Python counts no more objects than before, and would visit all of them together."""
+    """Python counts no more objects than before, and would visit all of them together: a million. A
+    fast machine visits 130,000 in the time after which they are exempt.
+    """
     result = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True)
-    assert int(result.stdout or 0) in range(1, 120_000), result.stderr + result.stdout
+    assert int(result.stdout or 0) in range(1, 400_000), result.stderr + result.stdout
