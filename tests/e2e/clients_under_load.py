@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from archived_topics import archive_and_trim, new_store, new_topic
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from held_reader import HeldReader
+from proxy_process import wait_for
 from test_other_clients import Line, as_lines, crc32, parsed
 from topic_data import TopicData, produce, value_of
 
@@ -29,6 +30,7 @@ ARCHIVED = 600  # records of each partition, most of them in the archive alone
 LIVE, LAST = 500, 100  # records of each partition that are written during and after the restarts
 END = ARCHIVED + LIVE
 READ_S = 1_800.0
+CONNECTIONS_THAT_AGREE = 16
 
 
 class Served(Protocol):
@@ -159,6 +161,26 @@ def commands_of(folder: Path, at: str, topic: str, to: dict[int, int]) -> dict[s
     }
 
 
+def wait_until_all_know_the_archive(bootstrap: str, topic: str) -> None:
+    """A proxy that does not know a topic's first archive yet shows where the brokers' log begins,
+    and kafka-go would begin there. Behind a balancer, each connection may reach another proxy.
+    """
+    in_a_row = 0
+
+    def all_know() -> bool:
+        nonlocal in_a_row
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "looks at log starts"})
+        try:
+            places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+            starts = [consumer.get_watermark_offsets(place, timeout=60)[0] for place in places]
+        finally:
+            consumer.close()
+        in_a_row = in_a_row + 1 if starts == [0] * PARTITIONS else 0
+        return in_a_row >= CONNECTIONS_THAT_AGREE
+
+    wait_for("all proxies to know the archive", all_know, timeout_s=300)
+
+
 @contextmanager
 def under_load(
     kafka: KafkaServer,
@@ -183,6 +205,7 @@ def under_load(
         served = stack.enter_context(open_served(store))
         at = served.bootstrap
         archive_and_trim(kafka.bootstrap, store, data)
+        wait_until_all_know_the_archive(at, topic)
         writer = stack.enter_context(Writer(at, data, interval_s, idempotent=kills))
         held_readers = [
             stack.enter_context(HeldReader("kafka-python", at, topic, to)),
