@@ -21,7 +21,7 @@ from fetchproxy.console.drill import UNCONNECTED, refused_as_remote
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _WorkerResponse:
     status: int
     text: str
 
@@ -43,44 +43,46 @@ class DrillOfAll:
         if (refusal := refused_as_remote(request)) is not None:
             return refusal
         query = request.rel_url.raw_query_string
-        answers = await self._ask("POST", query, self.consoles)
-        refused = [number for number, one in answers.items() if one.status != HTTPStatus.OK]
-        if len(refused) < len(answers):  # one worker has a connection to the broker
-            answers |= await self._ask("POST", f"{query}&{UNCONNECTED}", refused)
-        began = [number for number, one in answers.items() if one.status == HTTPStatus.OK]
-        if len(began) < len(answers):
+        responses = await self._ask("POST", query, self.consoles)
+        refused = [number for number, one in responses.items() if one.status != HTTPStatus.OK]
+        if len(refused) < len(responses):  # one worker has a connection to the broker
+            responses |= await self._ask("POST", f"{query}&{UNCONNECTED}", refused)
+        began = [number for number, one in responses.items() if one.status == HTTPStatus.OK]
+        if len(began) < len(responses):
             await self._ask("DELETE", "", began)
-        return _of_all(answers)
+        return _of_all(responses)
 
     async def _pass_on(self, request: web.Request) -> web.Response:
         if (refusal := refused_as_remote(request)) is not None:
             return refusal
         return _of_all(await self._ask(request.method, "", self.consoles))
 
-    async def _ask(self, method: str, query: str, numbers: Iterable[int]) -> dict[int, _Answer]:
-        """The answers of those workers that give one."""
+    async def _ask(
+        self, method: str, query: str, numbers: Iterable[int]
+    ) -> dict[int, _WorkerResponse]:
+        """The responses of those workers that give one."""
         urls = {n: URL(f"{self.consoles[n]}{DRILL_PATH}?{query}", encoded=True) for n in numbers}
         async with self.session() as session, asyncio.TaskGroup() as tasks:
             requests = {n: tasks.create_task(_ask(session, method, urls[n])) for n in urls}
         found = {number: request.result() for number, request in requests.items()}
-        return {number: answer for number, answer in found.items() if answer is not None}
+        return {number: response for number, response in found.items() if response is not None}
 
 
-async def _ask(session: aiohttp.ClientSession, method: str, url: URL) -> _Answer | None:
+async def _ask(session: aiohttp.ClientSession, method: str, url: URL) -> _WorkerResponse | None:
     """None: the worker is ending, or has ended."""
     try:
         async with session.request(method, url) as response:
-            return _Answer(response.status, await response.text())
+            return _WorkerResponse(response.status, await response.text())
     except (aiohttp.ClientError, TimeoutError):
         return None
 
 
-def _of_all(answers: Mapping[int, _Answer]) -> web.Response:
+def _of_all(responses: Mapping[int, _WorkerResponse]) -> web.Response:
     """The first refusal, else the state of the drill that lasts longest."""
-    if not answers:
+    if not responses:
         return web.Response(status=503, text="no worker runs\n")
-    for one in answers.values():
+    for one in responses.values():
         if one.status != HTTPStatus.OK:
             return web.Response(status=one.status, text=one.text)
-    states = [json.loads(one.text) for one in answers.values()]
+    states = [json.loads(one.text) for one in responses.values()]
     return web.json_response(max(states, key=lambda state: float(state["left_s"])))

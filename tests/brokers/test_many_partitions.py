@@ -255,7 +255,7 @@ async def test_absent_topics_are_told_apart_in_steps(monkeypatch: pytest.MonkeyP
             turns += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(cluster_client, "_refused", counted)
+    monkeypatch.setattr(cluster_client, "_metadata_error", counted)
     async with running(Fleet()) as cluster:
         counting = asyncio.create_task(count_turns())
         await cluster.topics_by_name([f"absent-{n}" for n in range(5 * ITEMS_AT_ONCE)], 0)
