@@ -78,8 +78,8 @@ async def check_reach(address: HostPort) -> None:
             _, writer = await asyncio.open_connection(address.host, address.port)
     except (OSError, TimeoutError) as error:
         raise ConfigError(
-            f"nobody answers at {address}, where brokers would connect: see --listen and "
-            f"--advertise ({error or 'no answer in time'})"
+            f"nobody responds at {address}, where brokers would connect: see --listen and "
+            f"--advertise ({error or 'no response in time'})"
         ) from None
     with closing(writer):
         return

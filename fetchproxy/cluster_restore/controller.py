@@ -66,5 +66,5 @@ class ActiveController:
 
 
 def _is_elsewhere(error: ClusterError) -> bool:
-    """Whether another controller, or the same one later, may answer."""
+    """Whether another controller, or the same one later, may respond."""
     return isinstance(error, ClusterUnavailable) or error.error_code in _AGAIN

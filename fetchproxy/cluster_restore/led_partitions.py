@@ -1,4 +1,4 @@
-"""What the phantom leader answers its followers. Pure.
+"""How the phantom leader responds to its followers. Pure.
 
 A follower with an empty log fetches at 0. It is told that this is out of range, asks for the ends
 of the leader's log, and then truncates its own log so that it begins at the leader's end. It proves

@@ -267,10 +267,9 @@ def _entry(fields: JsonFields) -> JournalEntry:
 
 
 class PlacedEntry(NamedTuple):
-    """An entry and the object that has it. `read_at_ms`: of the object's table."""
+    """An entry and the object that has it."""
 
     place: JournalPlace
-    read_at_ms: int
     entry: JournalEntry
 
 
@@ -312,6 +311,6 @@ def by_partition(
     found: dict[TopicIdPartition, list[PlacedEntry]] = {}
     for table in tables:
         for entry in table.entries:
-            placed = PlacedEntry(table.place, table.read_at_ms, entry)
+            placed = PlacedEntry(table.place, entry)
             found.setdefault(entry.tp, []).append(placed)
     return found

@@ -1,5 +1,5 @@
 """The messages with which a broker registers, leads partitions and leaves (KRaft, KIP-500), and
-those with which it answers its followers.
+those with which it responds to its followers.
 
 The first four are requests to the active controller, on the controllers' own listener. The
 responses of the last part are for other brokers, which fetch as replicas. Only fields without tags
@@ -143,7 +143,7 @@ ALTER_PARTITION_RESPONSE = Structure(
     ),
 )
 
-# --- what a leader answers ------------------------------------------------------------------------
+# --- responses of a leader ------------------------------------------------------------------------
 API_VERSIONS_RESPONSE = Structure(
     Field("error_code", I16),
     Field(

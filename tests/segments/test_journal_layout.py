@@ -115,7 +115,7 @@ def placed(
     start: int, end: int, *, epoch: int = 0, archiver: UUID = ARCHIVER, number: int = 0
 ) -> PlacedEntry:
     entry = JournalEntry(TP, start, end, epoch, (), ByteRange(0, 1))
-    return PlacedEntry(JournalPlace(archiver, number), number, entry)
+    return PlacedEntry(JournalPlace(archiver, number), entry)
 
 
 def offsets(entries: list[PlacedEntry]) -> list[tuple[int, int]]:
