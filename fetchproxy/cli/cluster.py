@@ -81,9 +81,9 @@ def show_cluster(
     topic: options.Topic = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a new cluster could be made of: topics, ends, groups, rights, and what is missing.
+    """Show the state of the cluster in the archive: topics, log ends, groups and rights.
 
-    With --topic, it shows each partition of the topic.
+    It also says what is missing. With --topic, it shows each partition of the topic.
 
     Exit codes: 0 done; 2 the archive has no state of that time, or cannot be read; 130
     interrupted.

@@ -27,17 +27,18 @@ from fetchproxy.config.values import HostPort, parse_bootstrap, parse_host_port
 from fetchproxy.errors import ConfigError
 
 TopicPattern = Annotated[
-    str, typer.Option("--topics", metavar="REGEX", help="Only topics with such a whole name.")
+    str, typer.Option("--topics", metavar="REGEX", help="Only topics whose whole name matches.")
 ]
 GroupPattern = Annotated[
-    str, typer.Option("--groups", metavar="REGEX", help="Only groups with such a whole name.")
+    str, typer.Option("--groups", metavar="REGEX", help="Only groups whose whole name matches.")
 ]
 Listen = Annotated[
     str,
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Where the new brokers reach this command while it runs; port 0 takes any free one.",
+        help="Address at which the new brokers connect to this command while it runs. Port 0: any free "
+        "port.",
     ),
 ]
 Advertise = Annotated[
@@ -53,13 +54,13 @@ Controllers = Annotated[
     typer.Option(
         "--controllers",
         metavar="HOST:PORT[,…]",
-        help="The controllers' listener. Default: what the brokers tell (Kafka 3.9 and newer).",
+        help="Addresses of the controllers. Default: the brokers name them (Kafka 3.9 and newer).",
     ),
 ]
 StateFile = Annotated[
     Path,
     typer.Option(
-        "--state", metavar="FILE", help="Where the restore remembers who it is, to go on later."
+        "--state", metavar="FILE", help="File that identifies this restore, so that another run can continue it."
     ),
 ]
 
@@ -182,8 +183,9 @@ def restore_cluster(
 ) -> None:
     """Restore topics, groups, ACLs and quotas in a new Apache Kafka cluster, with their offsets.
 
-    Each partition begins at the end of its archive, so producers and groups go on where they were.
-    The history below is read through fetchproxy. Killed, it goes on when it is run again.
+    Each new partition begins where its archive ends, so producers and groups continue at the
+    offsets that they know. Older records are read through fetchproxy. If the command was killed,
+    run it again: it continues.
 
     Exit codes: 0 restored; 1 something was refused or differs, and is named; 2 archive or cluster
     cannot be used; 130 interrupted.

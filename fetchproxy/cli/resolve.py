@@ -23,7 +23,7 @@ Keep = Annotated[
     bool,
     typer.Option(
         "--keep",
-        help="Below the end of the archive, the archive counts, and the leader's records are not "
+        help="The archive counts up to its end: the leader's records below that offset are not "
         "archived. A log that --new-history has hidden is shown again.",
     ),
 ]

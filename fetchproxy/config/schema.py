@@ -79,10 +79,10 @@ class ArchiveConfig(Section):
     (remote.log.manager.copy.max.bytes.per.second). 0: no limit.
     """
     recovery_point_ms: Duration = Field(0, ge=0)
-    """Every so often, the archiver also stores the records that are in no finished segment yet, in
-    one object for all partitions. If the cluster is lost, only the records since then are lost. 2s
-    is a good value: it costs two requests a second at most, and each record is stored twice for a
-    while. 0: off. Not with `log_dirs`.
+    """How often the archiver also stores the records that are in no finished segment yet: a journal
+    of one object for all partitions. If the cluster is lost, only the records since then are lost.
+    2s is a good value: it costs at most two requests a second, and each record is stored twice
+    until its segment is finished. 0: off. Cannot be combined with `log_dirs`.
     """
     spool_dir: Path | None = None
     """Folder in which the archiver builds segments before it copies them. Not set: a temporary
@@ -173,8 +173,8 @@ class ArchiveConfig(Section):
     """
     # A week: a mistake of a weekend, such as a deleted group, is noticed by then.
     cluster_state_retention_ms: Duration = Field(604_800_000, ge=0)
-    """How long the archive keeps older states of the cluster: each of the last hour, and one of
-    each hour before. The newest state is always kept.
+    """How long the archive keeps older states of the cluster: every state of the last hour, and one
+    for each hour before. The newest state is always kept.
     """
 
 

@@ -331,10 +331,10 @@ class Kind(StrEnum):
     )
     CLUSTER_STATE_INCOMPLETE = _warning(
         "cluster_state_incomplete",
-        "the archiver's user may not read all that a new cluster would need besides records, so "
-        "the state of the cluster in the archive lacks it",
-        "grant the rights that the message names to the archiver's user; or do without this state "
-        "and set `archive.cluster_state_interval_ms = 0`",
+        "the archiver's user lacks rights, so the archive does not have everything that a new "
+        "cluster would need besides records",
+        "grant the rights that the message names to the archiver's user; if you do not want to "
+        "restore the cluster from the archive, set `archive.cluster_state_interval_ms = 0`",
         about="",
     )
     # About this process's own archiver only.

@@ -77,3 +77,9 @@ def test_the_spool_is_in_the_state_directory(unit: Path) -> None:
     assert command[0] == PROGRAM
     assert command[1] == ("archive" if unit.stem == "fetchproxy-archiver" else "serve")
     assert command[2:] == ["--config", f"/etc/fetchproxy/{file}.toml"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_reload_reads_the_settings_again(unit: Path) -> None:
+    """`systemctl reload`, as docs/deploy/run.md says. The commands handle SIGHUP."""
+    assert settings_of(unit)["Service"]["ExecReload"] == "/bin/kill -HUP $MAINPID"

@@ -197,5 +197,5 @@ def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_a
 API = rewritten(
     ApiKey.DELETE_RECORDS,
     Buffered(_on_request),
-    "After the broker's log start the proxy raises the archive's too, durably.",
+    "The broker raises its log start first. Then the proxy raises the archive's, and writes it to the store.",
 )
