@@ -444,8 +444,9 @@ class ConsoleConfig(Section):
     listen: OptionalHostPortText = None
     """host:port of the web console. Not set: no console."""
     allowed_hosts: Live[str] = ""
-    """Additional host names, separated by commas, under which browsers may call the console. The
-    listener's own name and loopback are always allowed. Other names are refused, to prevent DNS
+    """Additional host names, separated by commas, under which browsers, Prometheus and commands may
+    call the console. IP addresses, loopback names, the listener's host and this machine's name are
+    always allowed. Other names are refused (421), except for health checks: this prevents DNS
     rebinding.
     """
     show_records: Live[bool] = False

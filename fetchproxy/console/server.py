@@ -1,8 +1,8 @@
 """The console's HTTP side: health, metrics, status as JSON, and the page that shows it.
 
 DNS rebinding makes the name of a foreign page point at this machine. To prevent it, the Host header
-must be an IP address, a loopback name, the listener's own host or one of `console.allowed_hosts`.
-The console refuses requests that a browser makes for another site's page, except for a link that
+must be an IP address, a loopback name, this machine's name, the listener's own host or one of
+`console.allowed_hosts`. Health checks may use any name. The console refuses requests that a browser makes for another site's page, except for a link that
 the user follows to the console's page.
 """
 
@@ -13,6 +13,7 @@ import base64
 import hmac
 import json
 import logging
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -106,8 +107,11 @@ def host_allowed(host_header: str, names: frozenset[str]) -> bool:
 
 
 def allowed_names(listen: str, further: str) -> frozenset[str]:
-    """Host names from `console.listen` and the comma-separated `console.allowed_hosts`."""
-    names = {"localhost", parse_host_port(listen).host.lower()}
+    """This machine's name, and those in `console.listen` and the comma-separated
+    `console.allowed_hosts`.
+    """
+    machine = socket.gethostname().lower()
+    names = {"localhost", machine, machine.partition(".")[0], parse_host_port(listen).host.lower()}
     names.update(name.strip().lower() for name in further.split(",") if name.strip())
     return frozenset(names)
 
@@ -124,15 +128,18 @@ def is_cross_site(request: web.Request) -> bool:
 
 
 def host_guard(names: Callable[[], frozenset[str]]) -> Middleware:
-    """Answers 421 to a Host header that `host_allowed` refuses, and 403 to another site's page."""
+    """Answers 421 to a Host header that `host_allowed` refuses, except at `OPEN_PATHS`, and 403 to
+    another site's page.
+    """
 
     @web.middleware
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if not host_allowed(request.headers.get("Host", ""), names()):
+        host = request.headers.get("Host", "")
+        if request.path not in OPEN_PATHS and not host_allowed(host, names()):
             return web.Response(
                 status=421,
-                text="The console is not known by this host name; "
-                "add the name to console.allowed_hosts to let browsers use it.\n",
+                text="The console does not know this host name: add it to console.allowed_hosts, "
+                "or use an IP address.\n",
             )
         if is_cross_site(request):
             return web.Response(status=403, text="The console answers only its own pages.\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections import Counter as Counts
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
@@ -216,7 +217,7 @@ async def test_security_headers_are_on_every_answer(http: aiohttp.ClientSession,
 @pytest.mark.parametrize(
     "host",
     ["localhost", "localhost:1", "127.0.0.1:80", "[::1]:80", "[::1]", "10.1.2.3", "OTHER:99",
-     "console.example"],
+     "console.example", f"{socket.gethostname()}:8080"],
 )  # fmt: skip
 async def test_hosts_that_may(http: aiohttp.ClientSession, host: str) -> None:
     async with http.get("/api/status", headers={"Host": host}) as response:
@@ -229,6 +230,13 @@ async def test_hosts_that_may_not(http: aiohttp.ClientSession, host: str) -> Non
         assert response.status in (400, 421)  # 400: aiohttp's own, for a host that is none
         assert "orders" not in await response.text()
         assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_a_health_check_may_use_any_host(http: aiohttp.ClientSession, path: str) -> None:
+    """As that of a load balancer, which knows the machine by another name."""
+    async with http.get(path, headers={"Host": "proxy-a.example:8080"}) as response:
+        assert response.status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
