@@ -53,6 +53,9 @@ Warnings about a lasting state are logged once a minute; `suppressed` counts tho
 of level debug are for developers: they are not on this page, and are logged only with
 `log.level = debug`.
 
+An event whose name ends in `_no_more` says that a [condition](#conditions) has cleared: look up the
+name without this ending.
+
 """
 _EVENTS_OF_CONDITIONS = """\
 ## Conditions
@@ -81,10 +84,22 @@ def events_document() -> str:
 
 def _of_level(level: str) -> str:
     rows = [["event", "level", "meaning", "what to do"]]
-    for name in sorted(name for name, one in EVENTS.items() if one.levels[0] == level):
+    for name in sorted(name for name in EVENTS if levels_of(name)[0] == level):
         one = EVENTS[name]
-        rows.append([f"`{name}`", ", ".join(one.levels), one.meaning, _what_to_do(one)])
+        rows.append([f"`{name}`", ", ".join(levels_of(name)), one.meaning, _what_to_do(one)])
     return f"## {_TITLES[level]}\n\n{_rows(rows)}"
+
+
+def levels_of(name: str) -> list[str]:
+    """Of the event's own lines, and of a condition with the same name."""
+    levels = list(EVENTS[name].levels)
+    if name in set(Kind):
+        levels.append(_logged_at(Kind(name).meaning.level))
+    return [level for level in LEVELS if level in levels]
+
+
+def _logged_at(level: Level) -> str:
+    return "info" if level is Level.ON_RECORD else level.value
 
 
 def _what_to_do(event: LogEvent) -> str:
@@ -97,8 +112,7 @@ def _of_conditions() -> str:
     lines = [_EVENTS_OF_CONDITIONS, "| level | events |", "|---|---|"]
     for level in Level:
         kinds = sorted(kind for kind, one in MEANINGS.items() if one.level is level)
-        logged_at = "info" if level is Level.ON_RECORD else level.value
-        lines.append(f"| {logged_at} | {', '.join(f'`{kind}`' for kind in kinds)} |")
+        lines.append(f"| {_logged_at(level)} | {', '.join(f'`{kind}`' for kind in kinds)} |")
     return "\n".join(lines) + "\n"
 
 

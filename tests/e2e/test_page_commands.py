@@ -46,6 +46,7 @@ ELSEWHERE = {
     "fetchproxy cluster show": "cluster_restore/test_restore_command.py",
     "fetchproxy resolve": "e2e/test_replaced_disk.py",
     "helm install": "packaging/test_helm_chart.py renders what it installs; no test has a cluster",
+    "kubectl --namespace": "needs a cluster of Kubernetes; no test has one",
     "kubectl apply": "packaging/test_helm_chart.py checks the file; no test has a cluster",
     "pip install '.[encryption]'": "packaging/test_systemd_install.py installs the same without it",
     "python3 -m venv /opt/": "packaging/test_systemd_install.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fetchproxy.observability import log_events
+from fetchproxy.observability import document, log_events
 from fetchproxy.observability.document import main
-from fetchproxy.observability.health import Kind
+from fetchproxy.observability.health import Kind, Level
 from fetchproxy.observability.log_events import CLOSE_REASONS, EVENTS, LogEvent
 
 ROOT = Path(__file__).parents[2]
@@ -204,6 +205,17 @@ def test_an_event_can_be_understood_alone(name: str) -> None:
         assert event.action is {kind.value: kind for kind in Kind}[name], "one name, one meaning"
 
 
+def test_the_page_shows_each_level_at_which_a_name_is_logged() -> None:
+    """Also that of the condition: whoever looks up an error must not read that it is a warning."""
+    page = document.events_document()
+    for kind in Kind:
+        if (row := re.search(rf"^\| `{kind}` \| ([a-z, ]+) \|", page, re.MULTILINE)) is None:
+            continue
+        level = kind.meaning.level
+        logged_at = "info" if level is Level.ON_RECORD else level.value
+        assert {logged_at, *EVENTS[kind].levels} == set(row[1].split(", ")), kind
+
+
 @pytest.mark.parametrize("event", [name for name, one in EVENTS.items() if one.needs_somebody])
 def test_whoever_has_to_act_reads_in_the_line_what_to_do(event: str) -> None:
     """Or at the condition that is named in the table, or it is a defect with a traceback."""
@@ -244,7 +256,8 @@ def test_the_page_on_disk_is_the_generated_one(tmp_path: Path) -> None:
     on_disk = (ROOT / "docs/reference/log-events.md").read_text(encoding="utf-8")
     assert on_disk == generated, "run python -m fetchproxy.observability.document"
     for name, event in EVENTS.items():
-        assert f"| `{name}` | {', '.join(event.levels)} | {event.meaning} |" in generated
+        levels = ", ".join(document.levels_of(name))
+        assert f"| `{name}` | {levels} | {event.meaning} |" in generated
     for kind in Kind:
         assert f"`{kind}`" in generated
 
