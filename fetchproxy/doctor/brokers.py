@@ -128,7 +128,7 @@ async def _speak_kafka(scene: Scene) -> Passed | Sequence[Finding]:
         brokers = await (await scene.cluster()).brokers(0)
     except (AuthenticationRefused, ConfigError):
         return NOTHING  # the next check says so
-    return Passed(f"{len(brokers)} brokers")
+    return Passed("1 broker" if len(brokers) == 1 else f"{len(brokers)} brokers")
 
 
 async def _accept_our_user(scene: Scene) -> Sequence[Finding]:

@@ -242,8 +242,8 @@ _CHECKS = (
     _fatal_store(
         "0202",
         "the archive belongs to this cluster",
-        "correct `store.url`, `cluster.bootstrap` or `metadata.manager`; for a new archive, run "
-        "`fetchproxy serve --create` once",
+        "correct `store.url`, `cluster.bootstrap` or `metadata.manager`; for a new archive, start "
+        "the archiver with `--create` once",
         "Two clusters, or two kinds of metadata, in one place would lose each other's segments.",
     ),
     _warn_store(

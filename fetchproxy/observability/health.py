@@ -149,7 +149,8 @@ class Kind(StrEnum):
     ARCHIVE_MISSING = _error(
         "archive_missing",
         "there is no archive at `store.url`",
-        "correct `store.url` or mount the folder; for a new archive, add `--create` once",
+        "correct `store.url` or mount the folder; for a new archive, start the archiver "
+        "with `--create` once",
         about="",
     )
     ARCHIVE_MISMATCH = _error(
