@@ -37,8 +37,8 @@ Listen = Annotated[
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Address at which the new brokers connect to this command while it runs. Port 0: any free "
-        "port.",
+        help="Address at which the new brokers connect to this command while it runs. Port 0: any "
+        "free port.",
     ),
 ]
 Advertise = Annotated[
@@ -60,7 +60,9 @@ Controllers = Annotated[
 StateFile = Annotated[
     Path,
     typer.Option(
-        "--state", metavar="FILE", help="File that identifies this restore, so that another run can continue it."
+        "--state",
+        metavar="FILE",
+        help="File that identifies this restore, so that another run can continue it.",
     ),
 ]
 

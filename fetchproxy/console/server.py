@@ -2,8 +2,8 @@
 
 DNS rebinding makes the name of a foreign page point at this machine. To prevent it, the Host header
 must be an IP address, a loopback name, this machine's name, the listener's own host or one of
-`console.allowed_hosts`. Health checks may use any name. The console refuses requests that a browser makes for another site's page, except for a link that
-the user follows to the console's page.
+`console.allowed_hosts`. Health checks may use any name. The console refuses requests that a browser
+makes for another site's page, except for a link that the user follows to the console's page.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ def _of_level(level: str) -> str:
 def levels_of(name: str) -> list[str]:
     """Of the event's own lines, and of a condition with the same name."""
     levels = list(EVENTS[name].levels)
-    if name in set(Kind):
-        levels.append(_logged_at(Kind(name).meaning.level))
+    if name in MEANINGS:
+        levels.append(_logged_at(MEANINGS[name].level))
     return [level for level in LEVELS if level in levels]
 
 

@@ -197,5 +197,6 @@ def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_a
 API = rewritten(
     ApiKey.DELETE_RECORDS,
     Buffered(_on_request),
-    "The broker raises its log start first. Then the proxy raises the archive's, and writes it to the store.",
+    "The broker raises its log start first. Then the proxy raises the archive's, and writes it to "
+    "the store.",
 )
