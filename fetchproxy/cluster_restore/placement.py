@@ -18,8 +18,8 @@ from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.controller import ActiveController
-from fetchproxy.cluster_restore.led_partitions import LedPartitions
-from fetchproxy.cluster_restore.new_cluster import read_placements, with_offsets
+from fetchproxy.cluster_restore.led_partitions import LedLog, LedPartitions
+from fetchproxy.cluster_restore.new_cluster import read_placements, with_epoch_ends, with_offsets
 from fetchproxy.cluster_restore.next_step import (
     PartitionEpochSearch,
     PartitionGoal,
@@ -28,7 +28,7 @@ from fetchproxy.cluster_restore.next_step import (
     other_first,
 )
 from fetchproxy.cluster_restore.phantoms import Phantoms
-from fetchproxy.cluster_restore.plan import FoundPartition, Place
+from fetchproxy.cluster_restore.plan import FoundPartition, FoundTopic, Place, may_be_placed
 from fetchproxy.cluster_restore.replica_fetch import follow
 from fetchproxy.cluster_restore.state_file import RestoreStep
 from fetchproxy.config.values import HostPort
@@ -67,6 +67,7 @@ class Placement:
     phantoms: Phantoms
     led: LedPartitions
     note: Callable[[RestoreStep], Awaitable[None]]  # before the first partition takes this step
+    look: Callable[[], None]  # raises FetchProxyError if the phantoms cannot serve any more
     _noted: set[RestoreStep] = field(default_factory=set)
     _searches: dict[Place, PartitionEpochSearch] = field(default_factory=dict)
 
@@ -77,10 +78,12 @@ class Placement:
         loop = asyncio.get_running_loop()
         left, before, since = dict(goals), "", loop.time()
         while left:
+            self.look()
             seen = await self._look(left)
             for place in seen.at(PartitionStep.DONE):
                 del left[place]
-            now = repr((seen.partitions, {p: sorted(self.led.placed(p)) for p in left}))
+            placed = {p: sorted(self.led.placed(p)) for p in left}
+            now = repr((seen.partitions, placed, self.led.progress))
             if now != before:
                 before, since = now, loop.time()
             elif loop.time() > since + STANDSTILL_MAX_S:
@@ -92,13 +95,14 @@ class Placement:
         seen = await read_placements(self.cluster, names)
         known = {(t.name, n) for t in seen.topics.values() for n in t.partitions} - left.keys()
         topics = await with_offsets(self.cluster, seen.topics, self.phantoms.ids, known)
+        topics = await with_epoch_ends(self.cluster, topics, _epochs_to_ask(left, topics))
         ids = {topic.name: topic.topic_id for topic in topics.values()}
         partitions, steps = {}, {}
         for (name, number), goal in left.items():
             if name not in topics or number not in topics[name].partitions:
                 continue  # the broker that was asked is a moment behind
             place, found = (name, number), topics[name].partitions[number]
-            self.led.lead(name, ids[name], {number: goal.start_offset})
+            self.led.lead(name, ids[name], {number: led_log(goal)})
             placed = self.led.placed(place)
             partitions[place] = found
             steps[place] = next_step(goal, found, self.phantoms.ids, placed)
@@ -220,8 +224,29 @@ class Placement:
         return ClusterUnavailable(
             f"{len(left)} partitions do not go on for {STANDSTILL_MAX_S:.0f} s: {'; '.join(names)}."
             " Partitions of new topics cannot be written to until then. Check that all brokers are "
-            "alive and reach the address of --advertise, then run the same command again"
+            "alive, reach the address of --advertise and trust its certificate (their logs say why "
+            "not), then run the same command again"
         )
+
+
+def led_log(goal: PartitionGoal) -> LedLog:
+    local = goal.local
+    if local is None:
+        return LedLog(goal.end_offset, goal.end_offset)
+    return LedLog(local.start_offset, goal.end_offset, local.epochs, goal.append_bytes_max)
+
+
+def _epochs_to_ask(
+    left: Mapping[Place, PartitionGoal], topics: Mapping[str, FoundTopic]
+) -> dict[Place, int]:
+    """Of partitions that may have their local history already."""
+    epochs = {}
+    for (name, number), goal in left.items():
+        topic = topics.get(name)
+        found = None if topic is None else topic.partitions.get(number)
+        if found is not None and goal.record_epoch >= 0 and may_be_placed(found, goal.end_offset):
+            epochs[name, number] = goal.record_epoch
+    return epochs
 
 
 def _in_parts(places: Iterable[Place]) -> Iterable[list[Place]]:

@@ -210,13 +210,16 @@ def test_a_partition_whose_end_nobody_knows_is_refused() -> None:
     [
         ({}, ("PLAINTEXT", 0)),
         ({"inter.broker.listener.name": "INSIDE",
-          "listener.security.protocol.map": "INSIDE:SASL_SSL,OUT:PLAINTEXT"}, ("INSIDE", 3)),
+          "listener.security.protocol.map": "INSIDE:SASL_SSL,OUT:PLAINTEXT"}, ("INSIDE", 3, "GSSAPI")),
+        ({"security.inter.broker.protocol": "SASL_PLAINTEXT",
+          "sasl.mechanism.inter.broker.protocol": "PLAIN",
+          "listener.security.protocol.map": ""}, ("SASL_PLAINTEXT", 2, "PLAIN")),
         ({"security.inter.broker.protocol": "SSL",
           "listener.security.protocol.map": "SSL:SSL"}, ("SSL", 1)),
     ],
 )  # fmt: skip
 def test_the_listener_of_brokers_among_themselves(
-    configs: dict[str, str | None], listener: tuple[str, int]
+    configs: dict[str, str | None], listener: tuple[str, int] | tuple[str, int, str]
 ) -> None:
     assert listener_of(configs) == InterBrokerListener(*listener)
 
@@ -236,4 +239,4 @@ def test_the_file_of_a_restore(tmp_path: Path) -> None:
 def test_phantoms_may_be_there_from_their_registration_to_their_end() -> None:
     job = RestoreJob("c", 5, ())
     may = [step for step in RestoreStep if job.at(step).has_phantoms]
-    assert may == list(RestoreStep)[1:7]
+    assert may == list(RestoreStep)[1:8]
