@@ -210,7 +210,8 @@ def test_a_partition_whose_end_nobody_knows_is_refused() -> None:
     [
         ({}, ("PLAINTEXT", 0)),
         ({"inter.broker.listener.name": "INSIDE",
-          "listener.security.protocol.map": "INSIDE:SASL_SSL,OUT:PLAINTEXT"}, ("INSIDE", 3, "GSSAPI")),
+          "listener.security.protocol.map": "INSIDE:SASL_SSL,OUT:PLAINTEXT"},
+         ("INSIDE", 3, "GSSAPI")),
         ({"security.inter.broker.protocol": "SASL_PLAINTEXT",
           "sasl.mechanism.inter.broker.protocol": "PLAIN",
           "listener.security.protocol.map": ""}, ("SASL_PLAINTEXT", 2, "PLAIN")),
