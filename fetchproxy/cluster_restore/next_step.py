@@ -12,7 +12,7 @@ with it. A partition of a new topic goes this way:
 
 Until JOIN, no real broker is in sync: if the phantoms die before, the partition has no leader, and
 nobody can write to it at a wrong offset. An empty topic that exists is entered by ATTACH, FOLLOW
-and LEAD, and left by REMOVE.
+and LEAD; then SHRINK takes the real brokers out of the in-sync replicas.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class PartitionStep(StrEnum):
     ATTACH = "attach"  # the phantoms become replicas of a partition of real brokers
     FOLLOW = "follow"  # they fetch from its leader, which takes them for in sync
     LEAD = "lead"  # the first replica, a phantom, becomes leader
+    SHRINK = "shrink"  # real brokers without the log stop being in-sync replicas
     SWAP = "swap"  # the other phantom becomes the first replica
     SPREAD = "spread"  # real brokers become replicas
     JOIN = "join"  # they become in-sync replicas
@@ -83,6 +84,8 @@ def next_step(
         return PartitionStep.WAIT
     if found.leader not in phantoms:
         return _of_real_leader(goal, found, phantoms)
+    if not found.in_sync - set(phantoms) <= placed:
+        return PartitionStep.SHRINK
     attached = [node for node in found.replicas if node in phantoms]
     # To hand over is an election too.
     if found.leader_epoch + 1 < goal.leader_epoch and len(attached) > 1:
@@ -101,7 +104,8 @@ def _of_real_leader(
     attached = set(found.replicas) & set(phantoms)
     if found.log_start_offset is None:
         return PartitionStep.WAIT
-    if is_placed(found, goal.end_offset):
+    # A partition without any archived record may have new ones, and is nobody else's business.
+    if is_placed(found, goal.end_offset) or not goal.end_offset:
         return PartitionStep.REMOVE if attached else PartitionStep.DONE
     if found.log_end_offset:
         return PartitionStep.WAIT  # no phantom may lead where records are

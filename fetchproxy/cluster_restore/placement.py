@@ -41,7 +41,7 @@ _NAMED_MAX = 5  # partitions in an error text
 _STEP_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)  # a broker that is a moment behind
 _LABELS = {
     RestoreStep.RAISE: (PartitionStep.SWAP,),
-    RestoreStep.PLACE: (PartitionStep.SPREAD, PartitionStep.ATTACH),
+    RestoreStep.PLACE: (PartitionStep.SPREAD, PartitionStep.ATTACH, PartitionStep.SHRINK),
     RestoreStep.HAND_OVER: (PartitionStep.JOIN, PartitionStep.REMOVE),
 }
 
@@ -124,7 +124,7 @@ class Placement:
         await self._raise_epochs(left, seen)
         await self._elect(seen.at(PartitionStep.LEAD))
         await self._follow(seen)
-        await self._join(left, seen)
+        await self._alter_in_sync(left, seen)
         await asyncio.sleep(_LOOK_INTERVAL_S)  # followers and the brokers' metadata need a moment
 
     async def _reassign(self, replicas: Mapping[Place, Sequence[int]]) -> None:
@@ -164,35 +164,40 @@ class Placement:
                 epoch = self.phantoms.epochs[node]
                 await follow(self.cluster, seen.brokers[leader], node, epoch, some)
 
-    async def _join(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
-        """The leader's word that the real replicas are in sync, which ends its leadership."""
-        by_leader: dict[int, list[Place]] = {}
-        for place in seen.at(PartitionStep.JOIN):
-            by_leader.setdefault(seen.partitions[place].leader, []).append(place)
-        for leader, places in by_leader.items():
-            for some in _in_parts(places):
-                await self._join_some(leader, some, left, seen)
+    async def _alter_in_sync(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
+        """The leader's word on which replicas are in sync. That real ones are ends its leadership.
 
-    async def _join_some(
-        self,
-        leader: int,
-        places: Sequence[Place],
-        left: Mapping[Place, PartitionGoal],
-        seen: _Seen,
+        A partition whose real replicas have to leave first is not led by them if the phantoms die.
+        """
+        by_leader: dict[int, dict[Place, Sequence[int]]] = {}
+        for place in seen.at(PartitionStep.SHRINK):
+            found = seen.partitions[place]
+            in_sync = sorted(found.in_sync & set(self.phantoms.ids))
+            by_leader.setdefault(found.leader, {})[place] = in_sync
+        for place in seen.at(PartitionStep.JOIN):
+            found = seen.partitions[place]
+            missing = set(left[place].replicas) - found.in_sync
+            in_sync = [*sorted(found.in_sync), *missing]
+            by_leader.setdefault(found.leader, {})[place] = in_sync
+        for leader, replicas in by_leader.items():
+            for some in _in_parts(replicas):
+                await self._alter_some(leader, {place: replicas[place] for place in some}, seen)
+
+    async def _alter_some(
+        self, leader: int, replicas: Mapping[Place, Sequence[int]], seen: _Seen
     ) -> None:
-        open_places = list(places)
+        open_places = list(replicas)
         while open_places:
-            changes = {place: self._isr_change(place, left, seen) for place in open_places}
+            changes = {
+                place: self._isr_change(place, replicas[place], seen) for place in open_places
+            }
             epoch = self.phantoms.epochs[leader]
             codes = await requests.alter_isr(self.controller, leader, epoch, changes)
             open_places = [p for p in open_places if self._is_other_guess_due(p, codes[p], seen)]
 
-    def _isr_change(
-        self, place: Place, left: Mapping[Place, PartitionGoal], seen: _Seen
-    ) -> requests.IsrChange:
+    def _isr_change(self, place: Place, in_sync: Sequence[int], seen: _Seen) -> requests.IsrChange:
         found = seen.partitions[place]
         search = self._searches.setdefault(place, PartitionEpochSearch(found.leader_epoch))
-        in_sync = (*sorted(found.in_sync), *(set(left[place].replicas) - found.in_sync))
         return requests.IsrChange(
             seen.topic_ids[place[0]], found.leader_epoch, search.guess, in_sync
         )

@@ -301,8 +301,11 @@ class _Run:
 
     async def _create(self, led: LedPartitions) -> None:
         await self._note(RestoreStep.CREATE)
+        taken = {topic.name: {_UNCLEAN: "false"} for topic in self.plan.of(TopicAction.TAKE)}
+        if faults := await rights.set_topic_configs(self.cluster, taken):
+            raise ClusterError("; ".join(faults))
         for topic in self.plan.of(TopicAction.CREATE):
-            # An unclean election would choose a follower that is not placed yet.
+            # As in taken topics: an unclean election would choose a follower that is not placed.
             configs = dict(topic.archived.configs) | {_UNCLEAN: "false"}
             count = len(topic.archived.partitions)
             topic_id = await requests.create_topic(
