@@ -22,8 +22,10 @@ from fetchproxy.config.schema import ClusterConfig, Config, StoreConfig
 NOW_MS = 1 << 62
 
 
-def config_with(bootstrap: str, store: str) -> Config:
-    return Config(cluster=ClusterConfig(bootstrap=bootstrap), store=StoreConfig(url=store))
+def config_with(bootstrap: str, store: str, keys: str | None = None) -> Config:
+    """`keys`: the file of the archive's encryption."""
+    of_store = StoreConfig(url=store, encryption_keys=keys)
+    return Config(cluster=ClusterConfig(bootstrap=bootstrap), store=of_store)
 
 
 def local_order(
@@ -39,11 +41,17 @@ def local_order(
 
 class LocalRestore:
     def __init__(
-        self, bootstrap: str, store: str, state_file: Path, local: str | None, replicas: int
+        self,
+        bootstrap: str,
+        store: str,
+        state_file: Path,
+        local: str | None,
+        replicas: int,
+        keys: str | None = None,
     ) -> None:
         order = {
             "bootstrap": bootstrap, "store": store, "state_file": str(state_file),
-            "local": local, "replicas": replicas,
+            "local": local, "replicas": replicas, "keys": keys,
         }  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(order)],
@@ -62,6 +70,13 @@ class LocalRestore:
         self._process.kill()
         self._end()
 
+    def kill_while_serving(self) -> None:
+        for line in self.lines():
+            if line.startswith("local history: followers have fetched"):
+                self.kill()
+                return
+        raise AssertionError("the restore has served nothing")
+
     def report(self) -> Mapping[str, Any]:
         """Waits for the end, which has to be a success."""
         *_, last = self.lines()
@@ -77,7 +92,7 @@ class LocalRestore:
 
 def main(text: str) -> None:
     order = json.loads(text)
-    config = config_with(order["bootstrap"], order["store"])
+    config = config_with(order["bootstrap"], order["store"], order["keys"])
     of_run = local_order(config, Path(order["state_file"]), order["local"], order["replicas"])
 
     def say(line: str) -> None:

@@ -94,8 +94,17 @@ def read_rows(bootstrap: str, topic: str, partitions: int, isolation: str) -> di
     return rows
 
 
-def lose_history(kafka: KafkaServer, topic: str, folder: Path, megabytes: int = 0) -> LostHistory:
-    """Writes, archives, and kills the broker. `megabytes`: more records in partition 1."""
+def lose_history(
+    kafka: KafkaServer,
+    topic: str,
+    folder: Path,
+    *,
+    megabytes: int = 0,
+    more_settings: Mapping[str, object] | None = None,
+) -> LostHistory:
+    """Writes, archives, and kills the broker. `megabytes`: more records in partition 1.
+    `more_settings`: of the archiver.
+    """
     kafka.create_topic(topic, PARTITIONS, {"segment.bytes": str(1 << 20)})
     for term in range(3):
         if term:
@@ -105,7 +114,11 @@ def lose_history(kafka: KafkaServer, topic: str, folder: Path, megabytes: int = 
         _write_much(kafka.bootstrap, topic, megabytes)
     ends = _ends(kafka.bootstrap, topic)
     store = new_store(folder)
-    settings = {"archive.cluster_state_interval_ms": 300, "archive.segment_bytes_max": 400_000}
+    settings: dict[str, object] = {
+        "archive.cluster_state_interval_ms": 300,
+        "archive.segment_bytes_max": 400_000,
+        **(more_settings or {}),
+    }
     archiver = archive_process(kafka.bootstrap, store, topic, folder, settings)
     archiver.start()
     try:

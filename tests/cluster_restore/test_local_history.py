@@ -20,6 +20,7 @@ from lost_history import (
 )
 from test_cluster_restore import assert_no_phantom, ends, produced
 
+from fetchproxy.storage.key_rings import NO_KEYS, write_keys
 from lab.kafka import KafkaServer
 from lab.kafka_cluster import KafkaCluster
 
@@ -80,13 +81,7 @@ def test_all_records_are_as_before_on_every_replica_also_if_it_was_killed(
     lost = lose_history(own_kafka_server, "history", tmp_path, megabytes=30)
     bootstrap, servers = three_empty_brokers.bootstrap, three_empty_brokers.nodes
     run = (bootstrap, lost.store, tmp_path / "job", "1GiB", 3)
-    first = LocalRestore(*run)
-    for line in first.lines():
-        if line.startswith("local history: followers have fetched"):
-            break
-    else:
-        pytest.fail("the restore has served nothing")
-    first.kill()
+    LocalRestore(*run).kill_while_serving()
 
     report = LocalRestore(*run).report()
 
@@ -124,3 +119,28 @@ def test_the_last_bytes_begin_at_a_batch(
         assert not again["faults"]
         assert not again["refused"]
     assert [start for start, _ in ends(bootstrap, "tail", PARTITIONS)] == list(starts.values())
+
+
+def test_packed_segments_come_into_a_topic_that_is_empty_also_if_it_was_killed(
+    own_kafka_server: KafkaServer, three_empty_brokers: KafkaCluster, tmp_path: Path
+) -> None:
+    """While followers fetch, no real broker may lead: its log is not whole."""
+    keys = tmp_path / "keys"
+    write_keys(keys, NO_KEYS.with_new("k", bytes(32)), new=True)
+    packed = {"store.compression": "zstd", "store.encryption_keys": str(keys)}
+    lost = lose_history(
+        own_kafka_server, "packed", tmp_path, megabytes=20, more_settings=packed
+    )  # fmt: skip
+    bootstrap, servers = three_empty_brokers.bootstrap, three_empty_brokers.nodes
+    three_empty_brokers.create_topic("packed", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
+    run = (bootstrap, lost.store, tmp_path / "job", "1GiB", 3, str(keys))
+    LocalRestore(*run).kill_while_serving()
+
+    report = LocalRestore(*run).report()
+
+    assert not report["refused"]
+    assert not report["faults"]
+    three_empty_brokers.wait_for_in_sync("packed")
+    assert set(assert_same_records(bootstrap, servers, lost).values()) == {0}
+    assert_producers_go_on(bootstrap, servers, lost)
+    assert_no_phantom(bootstrap, BROKERS)
