@@ -75,7 +75,7 @@ class _ViewsUpToEnds(PartitionViews):
 
 
 @dataclass(eq=False)
-class ArchivedRecords:
+class RecordsForFollowers:
     """`pass_over`: called with the highest producer id of batches before a follower gets them.
     `fault`: why a partition cannot be read; then nothing more is.
     """
@@ -144,7 +144,7 @@ async def archived_records(
     tps: Mapping[Place, TopicIdPartition],
     ends: Mapping[Place, int],
     pass_over: Callable[[int], Awaitable[None]],
-) -> AsyncIterator[ArchivedRecords]:
+) -> AsyncIterator[RecordsForFollowers]:
     """`ends`: the offset of the first new record. Raises ConfigError, RemoteStorageError."""
     limits = replace(
         ReadingLimits(),
@@ -156,4 +156,4 @@ async def archived_records(
         async with RemoteFetchPurgatory(
             config.remote_fetch, views, archive.storage, random.Random(), limits=limits
         ) as purgatory:
-            yield ArchivedRecords(purgatory, tps, pass_over)
+            yield RecordsForFollowers(purgatory, tps, pass_over)

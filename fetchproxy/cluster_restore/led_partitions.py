@@ -82,9 +82,6 @@ class FetchResponse:
     is_news: bool
 
 
-_NO_RECORDS: Mapping[Place, Records] = {}
-
-
 class LedPartitions:
     """The partitions that the phantom leads, and the replicas that have followed it.
 
@@ -126,13 +123,13 @@ class LedPartitions:
             if led is None or name is None or _fault(led.log, entry) is not None:
                 continue
             offset, log = wire.fetch_offset(entry), led.log
-            if offset < log.end_offset:
+            if offset < log.end_offset and not _would_drop(log, entry):
                 bytes_max = min(wire.entry_bytes_max(entry), log.append_bytes_max)
                 needed[name, partition] = NeededRecords(offset, log.end_offset, bytes_max)
         return needed
 
     def fetched(
-        self, request: wire.FetchRequest, records: Mapping[Place, Records] = _NO_RECORDS
+        self, request: wire.FetchRequest, records: Mapping[Place, Records] | None = None
     ) -> Generator[None, None, FetchResponse]:
         """The response to a follower's Fetch, without a fetch session, in steps. Notes the proofs
         in it.
@@ -150,7 +147,7 @@ class LedPartitions:
                 error = _unknown(request.version, name)
                 row, news = [_row(request.version, partition, error)], True
             else:
-                found = records.get((name, partition))
+                found = None if records is None else records.get((name, partition))
                 row, news = self._row_of(request, partition, led, entry, found)
             by_topic.setdefault(topic, []).extend(row)
             counts[topic] = counts.get(topic, 0) + 1
@@ -263,6 +260,13 @@ def _fault(log: LedLog, entry: wire.FetchEntry) -> ErrorCode | EpochEnd | None:
     if end.epoch == UNDEFINED_EPOCH:
         return ErrorCode.OFFSET_OUT_OF_RANGE
     return end if end.epoch < last_epoch or end.end_offset < offset else None
+
+
+def _would_drop(log: LedLog, entry: wire.FetchEntry) -> bool:
+    """Whether the follower knows its leader by an epoch below those of batches: it passes over such
+    batches without a word, and asks for them again at once (KAFKA-18723).
+    """
+    return bool(log.epochs) and wire.leader_epoch(entry) < log.epochs[-1].epoch
 
 
 def _unknown(version: int, name: str | None) -> ErrorCode:

@@ -12,7 +12,8 @@ with it. A partition of a new topic goes this way:
 
 Until JOIN, no real broker is in sync: if the phantoms die before, the partition has no leader, and
 nobody can write to it at a wrong offset. An empty topic that exists is entered by ATTACH, FOLLOW
-and LEAD; then SHRINK takes the real brokers out of the in-sync replicas.
+and LEAD; then ALONE takes the real brokers out of the in-sync replicas. It also brings back a
+phantom that the controller has taken out of them, as it does after a restore was killed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class PartitionStep(StrEnum):
     ATTACH = "attach"  # the phantoms become replicas of a partition of real brokers
     FOLLOW = "follow"  # they fetch from its leader, which takes them for in sync
     LEAD = "lead"  # the first replica, a phantom, becomes leader
-    SHRINK = "shrink"  # real brokers without the log stop being in-sync replicas
+    ALONE = "alone"  # the phantoms, and no real broker, become in-sync replicas
     SWAP = "swap"  # the other phantom becomes the first replica
     SPREAD = "spread"  # real brokers become replicas
     JOIN = "join"  # they become in-sync replicas
@@ -84,11 +85,13 @@ def next_step(
         return PartitionStep.WAIT
     if found.leader not in phantoms:
         return _of_real_leader(goal, found, phantoms)
-    if not found.in_sync - set(phantoms) <= placed:
-        return PartitionStep.SHRINK
     attached = [node for node in found.replicas if node in phantoms]
     # To hand over is an election too.
-    if found.leader_epoch + 1 < goal.leader_epoch and len(attached) > 1:
+    is_low = found.leader_epoch + 1 < goal.leader_epoch and len(attached) > 1
+    may_swap = set(attached) <= found.in_sync
+    if not found.in_sync - set(phantoms) <= placed or (is_low and not may_swap):
+        return PartitionStep.ALONE
+    if is_low:
         return PartitionStep.SWAP if found.replicas[0] == found.leader else PartitionStep.LEAD
     if not set(goal.replicas) <= set(found.replicas):
         return PartitionStep.SPREAD

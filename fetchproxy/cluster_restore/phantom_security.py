@@ -39,7 +39,7 @@ from fetchproxy.serving.archive_only.schemas import request_of, response_of
 from fetchproxy.tls.contexts import stream_server_context
 
 _SALT_BYTES = 24
-LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
+BROKER_LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
     ApiKey.SASL_HANDSHAKE: (1, 1),
     ApiKey.SASL_AUTHENTICATE: (0, 2),
 }
@@ -139,7 +139,7 @@ class BrokerLogin:
     async def respond(self, request: bytes, head: RequestHead, client: str) -> bytes:
         """The response to SaslHandshake or SaslAuthenticate. Raises WireError."""
         key = ApiKey(head.api_key)
-        low, high = LOGIN_VERSIONS[key]
+        low, high = BROKER_LOGIN_VERSIONS[key]
         if not low <= head.api_version <= high:
             raise WireError(f"{key.name} version {head.api_version}")
         steps = read_request(

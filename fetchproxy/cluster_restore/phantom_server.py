@@ -32,7 +32,7 @@ from fetchproxy_protocol.primitives import INT32, Buffer
 from fetchproxy.cluster_restore.archived_records import NoRecords, RecordSource
 from fetchproxy.cluster_restore.led_partitions import LedPartitions
 from fetchproxy.cluster_restore.phantom_security import (
-    LOGIN_VERSIONS,
+    BROKER_LOGIN_VERSIONS,
     BrokerLogin,
     PhantomSecurity,
     logins_of,
@@ -194,8 +194,8 @@ class PhantomServer:
         while not login.is_done:
             head = peek_request_header(request)
             if head.api_key == ApiKey.API_VERSIONS:
-                writer.write(_api_versions(head, {**_OFFERED, **LOGIN_VERSIONS}))
-            elif head.api_key in LOGIN_VERSIONS:
+                writer.write(_api_versions(head, {**_OFFERED, **BROKER_LOGIN_VERSIONS}))
+            elif head.api_key in BROKER_LOGIN_VERSIONS:
                 writer.write(await login.respond(request, head, str(peer)))
             else:
                 raise WireError("a request before the login")

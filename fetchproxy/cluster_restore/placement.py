@@ -41,7 +41,7 @@ _NAMED_MAX = 5  # partitions in an error text
 _STEP_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)  # a broker that is a moment behind
 _LABELS = {
     RestoreStep.RAISE: (PartitionStep.SWAP,),
-    RestoreStep.PLACE: (PartitionStep.SPREAD, PartitionStep.ATTACH, PartitionStep.SHRINK),
+    RestoreStep.PLACE: (PartitionStep.SPREAD, PartitionStep.ATTACH, PartitionStep.ALONE),
     RestoreStep.HAND_OVER: (PartitionStep.JOIN, PartitionStep.REMOVE),
 }
 
@@ -170,9 +170,9 @@ class Placement:
         A partition whose real replicas have to leave first is not led by them if the phantoms die.
         """
         by_leader: dict[int, dict[Place, Sequence[int]]] = {}
-        for place in seen.at(PartitionStep.SHRINK):
+        for place in seen.at(PartitionStep.ALONE):
             found = seen.partitions[place]
-            in_sync = sorted(found.in_sync & set(self.phantoms.ids))
+            in_sync = sorted(set(found.replicas) & set(self.phantoms.ids))
             by_leader.setdefault(found.leader, {})[place] = in_sync
         for place in seen.at(PartitionStep.JOIN):
             found = seen.partitions[place]

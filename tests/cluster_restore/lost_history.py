@@ -51,14 +51,14 @@ def producer_ids(batches: Mapping[int, Mapping[int, bytes]]) -> list[int]:
 
 def read_batches(kafka: KafkaServer, topic: str, partitions: int) -> dict[int, dict[int, bytes]]:
     """From the broker's own files."""
-    found: dict[int, dict[int, bytes]] = {}
+    by_partition: dict[int, dict[int, bytes]] = {}
     for partition in range(partitions):
-        batches = found[partition] = {}
+        batches = by_partition[partition] = {}
         for file in sorted((kafka.data_dir / f"{topic}-{partition}").glob("*.log")):
             raw = file.read_bytes()
             for header in walk(raw):
                 batches[header.base_offset] = raw[header.position : header.end]
-    return found
+    return by_partition
 
 
 def read_rows(bootstrap: str, topic: str, partitions: int, isolation: str) -> dict[int, list[Row]]:
@@ -133,8 +133,8 @@ def lose_history(
 
 
 def _state_has(store: str, ends: Mapping[int, int]) -> bool:
-    shown = fetchproxy("cluster", "show", "--store", store, "--json").stdout
-    return all(f'"log_end_offset": {end}' in shown for end in ends.values())
+    state = fetchproxy("cluster", "show", "--store", store, "--json").stdout
+    return all(f'"log_end_offset": {end}' in state for end in ends.values())
 
 
 def _ends(bootstrap: str, topic: str) -> dict[int, int]:

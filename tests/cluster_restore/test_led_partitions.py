@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.fetch import FetchRequest as WireRequest
 from fetchproxy_protocol.fetch import parse_fetch_request
 from fetchproxy_protocol.headers import peek_request_header, request_header
 from fetchproxy_protocol.list_offsets import EARLIEST, LATEST
@@ -14,7 +15,12 @@ from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 
 from fetchproxy.brokers.messages import body_of
 from fetchproxy.cluster_restore.led_partitions import FetchResponse as Answer
-from fetchproxy.cluster_restore.led_partitions import LedLog, LedPartitions, Records
+from fetchproxy.cluster_restore.led_partitions import (
+    LedLog,
+    LedPartitions,
+    NeededRecords,
+    Records,
+)
 from fetchproxy.model import EpochStart
 from fetchproxy.runtime.cooperative import at_once
 
@@ -22,17 +28,15 @@ TOPIC, TOPIC_ID, START = "orders", uuid.UUID(int=77), 5_000_000_000
 VERSIONS = range(12, 18)  # kafka-python's latest; v18 adds a tag to the request
 
 
-def fetched(
-    led: LedPartitions,
+def request_of(
     version: int,
     offset: int,
     *,
     log_start: int,
     replica: int = 3,
     last_epoch: int = -1,
-    records: bytes = b"",
-) -> tuple[Any, Answer]:
-    """`records`: what the archive has for it."""
+    leader_epoch: int = 6,
+) -> WireRequest:
     topic = FetchRequest.FetchTopic
     request = FetchRequest(
         replica_id=replica,
@@ -40,15 +44,23 @@ def fetched(
         max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, isolation_level=0,
         session_id=0, session_epoch=0,
         topics=[topic(topic=TOPIC, topic_id=TOPIC_ID, partitions=[topic.FetchPartition(
-            partition=1, current_leader_epoch=2, fetch_offset=offset, last_fetched_epoch=last_epoch,
+            partition=1, current_leader_epoch=leader_epoch, fetch_offset=offset,
+            last_fetched_epoch=last_epoch,
             log_start_offset=log_start, partition_max_bytes=1 << 20)])],
         forgotten_topics_data=[], rack_id="",
     )  # fmt: skip
     payload = request_header(ApiKey.FETCH, version, 8, "broker-3-fetcher-0")
     payload += request.encode(version=version)
     head = peek_request_header(payload)
-    found = {(TOPIC, 1): Records([records[:9], records[9:]], len(records))} if records else {}
-    answer = at_once(led.fetched(parse_fetch_request(payload, head.body_position), found))
+    return parse_fetch_request(payload, head.body_position)
+
+
+def fetched(
+    led: LedPartitions, version: int, offset: int, *, records: bytes = b"", **more: int
+) -> tuple[Any, Answer]:
+    """`records`: what the archive has for it. `more`: of `request_of`."""
+    archived = {(TOPIC, 1): Records([records[:9], records[9:]], len(records))} if records else {}
+    answer = at_once(led.fetched(request_of(version, offset, **more), archived))
     response = body_of(FetchResponse, memoryview(b"".join(answer.pieces))[4:], version)
     [row] = response.responses[0].partitions
     return row, answer
@@ -127,6 +139,27 @@ def test_records_come_as_they_are(with_history: LedPartitions, version: int) -> 
     assert row.aborted_transactions is None
     assert answer.is_news
     assert not with_history.placed((TOPIC, 1))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_records_are_needed_by_a_follower_that_would_append_them(
+    with_history: LedPartitions, version: int
+) -> None:
+    """With an older epoch of its leader, it would drop them."""
+    place = (TOPIC, 1)
+    request = request_of(version, 120, log_start=100, leader_epoch=5)
+    assert at_once(with_history.needed(request)) == {place: NeededRecords(120, 200, 1 << 20)}
+    for offset, leader_epoch in [(120, 4), (200, 5), (99, 5), (201, 5)]:
+        request = request_of(version, offset, log_start=100, leader_epoch=leader_epoch)
+        assert at_once(with_history.needed(request)) == {}
+
+
+def test_a_response_fits_into_a_segment_of_the_follower() -> None:
+    partitions = LedPartitions()
+    log = LedLog(100, 200, append_bytes_max=5_000)
+    partitions.lead(TOPIC, TOPIC_ID, {1: log})
+    [needed] = at_once(partitions.needed(request_of(17, 120, log_start=100))).values()
+    assert needed.bytes_max == 5_000
 
 
 def test_a_follower_is_placed_at_the_end(with_history: LedPartitions) -> None:

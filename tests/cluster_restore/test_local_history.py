@@ -69,8 +69,8 @@ def assert_producers_go_on(
     write_transactions(bootstrap, lost.topic, f"{lost.topic}-0", 2)
     for server in servers.values():
         batches = read_batches(server, lost.topic, PARTITIONS)
-        new = {n: {base: raw for base, raw in found.items() if base >= lost.ends[n]}
-               for n, found in batches.items()}  # fmt: skip
+        new = {n: {base: raw for base, raw in of_n.items() if base >= lost.ends[n]}
+               for n, of_n in batches.items()}  # fmt: skip
         assert min(producer_ids(new), default=1 << 62) > lost.producer_id_max
 
 

@@ -122,8 +122,8 @@ def test_a_partition_with_archived_records_is_told_from_others(
 ) -> None:
     partition = LostPartition(100, 2, 2, local)
     lost = LostTopic("orders", 3, (partition,))
-    found = {} if one is None else {"orders": FoundTopic("orders", uuid.uuid4(), {0: one})}
-    [of_topic] = plan_restore([lost], found, REAL, PHANTOMS).topics
+    topics = {} if one is None else {"orders": FoundTopic("orders", uuid.uuid4(), {0: one})}
+    [of_topic] = plan_restore([lost], topics, REAL, PHANTOMS).topics
     assert of_topic.action is action
 
 
@@ -176,6 +176,8 @@ BOTH = (*PHANTOMS, *REAL)
 STEPS = [
     (partition_now(-1, replicas=PHANTOMS), PartitionStep.WAIT),
     (partition_now(9_999, replicas=PHANTOMS), PartitionStep.SWAP),
+    (partition_now(9_999, replicas=PHANTOMS, in_sync=(9_999,)), PartitionStep.ALONE),
+    (partition_now(9_999, replicas=PHANTOMS, in_sync=(9_999,), epoch=4), PartitionStep.SPREAD),
     (partition_now(9_999, replicas=(9_998, 9_999), epoch=0), PartitionStep.LEAD),
     (partition_now(9_999, replicas=PHANTOMS, epoch=4), PartitionStep.SPREAD),
     (
@@ -204,7 +206,7 @@ def test_real_brokers_without_the_log_leave_the_in_sync_replicas_first(
     placed: frozenset[int],
 ) -> None:
     taken = partition_now(9_999, replicas=BOTH)
-    assert next_step(PartitionGoal(100, 5, REAL), taken, PHANTOMS, placed) is PartitionStep.SHRINK
+    assert next_step(PartitionGoal(100, 5, REAL), taken, PHANTOMS, placed) is PartitionStep.ALONE
 
 
 def test_a_partition_without_archived_records_may_have_new_ones() -> None:

@@ -81,24 +81,24 @@ class Secured:
 
 
 def properties(protocol: str, mechanism: str, authority: Authority) -> dict[str, str]:
-    found = {
+    settings = {
         "listeners": "INSIDE://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
         "listener.security.protocol.map": f"INSIDE:{protocol},CONTROLLER:{protocol}",
         "inter.broker.listener.name": "INSIDE",
     }
     if protocol.endswith("SSL"):
-        found |= {
+        settings |= {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(authority.issue("kafka")),
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(authority.file),
         }
     if protocol.startswith("SASL"):
-        own = f'username="broker" password="{BROKER_PASSWORD}"'
+        login = f'username="broker" password="{BROKER_PASSWORD}"'
         users = f'user_broker="{BROKER_PASSWORD}" user_admin="{ADMIN_PASSWORD}"'
-        plain = f"{_MODULES}.plain.PlainLoginModule required {own} {users};"
-        scram = f"{_MODULES}.scram.ScramLoginModule required {own};"
-        found |= {
+        plain = f"{_MODULES}.plain.PlainLoginModule required {login} {users};"
+        scram = f"{_MODULES}.scram.ScramLoginModule required {login};"
+        settings |= {
             "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
             "sasl.mechanism.inter.broker.protocol": mechanism,
             "sasl.mechanism.controller.protocol": "PLAIN",
@@ -107,7 +107,7 @@ def properties(protocol: str, mechanism: str, authority: Authority) -> dict[str,
             "listener.name.inside.plain.sasl.jaas.config": plain,
             "listener.name.inside.scram-sha-512.sasl.jaas.config": scram,
         }
-    return found
+    return settings
 
 
 @pytest.fixture(
