@@ -51,12 +51,13 @@ class LedLog:
 @dataclass(slots=True)
 class LedPartition:
     """`placed`: replicas that are proven to have the log up to its end. `fetched_to`: up to where
-    each replica has it.
+    each replica has it. `sent_from`: the offset from which it was last sent records.
     """
 
     log: LedLog
     placed: set[int] = field(default_factory=set)
     fetched_to: dict[int, int] = field(default_factory=dict)
+    sent_from: dict[int, int] = field(default_factory=dict)
 
 
 class NeededRecords(NamedTuple):
@@ -187,7 +188,11 @@ class LedPartitions:
         if records is None:
             return [start + wire.no_tags(version)], is_first
         self.sent_bytes += records.size_bytes
-        return [start, *records.pieces, wire.no_tags(version)], True
+        # A follower that cannot append them asks for the same ones again, at once.
+        offset = wire.fetch_offset(entry)
+        is_news = led.sent_from.get(request.replica_id) != offset
+        led.sent_from[request.replica_id] = offset
+        return [start, *records.pieces, wire.no_tags(version)], is_news
 
     def _note(self, replica: int, led: LedPartition, entry: wire.FetchEntry) -> bool:
         """Whether this is the replica's first proof. A consumer proves nothing. Retention may

@@ -36,7 +36,7 @@ from fetchproxy.serving.archive_only.logins import (
     parse_users,
 )
 from fetchproxy.serving.archive_only.schemas import request_of, response_of
-from fetchproxy.tls.contexts import stream_server_context
+from fetchproxy.tls.contexts import client_context, stream_server_context
 
 _SALT_BYTES = 24
 BROKER_LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
@@ -47,19 +47,30 @@ BROKER_LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class PhantomSecurity:
-    """`context`: None: no TLS. `users`: by whose passwords brokers log in; None: no SASL."""
+    """`context`: None: no TLS. `users`: by whose passwords brokers log in; None: no SASL.
+
+    `as_broker`: TLS of a client that looks at our certificate as a broker does. `as_nobody`: TLS of
+    a client without a certificate. None: no TLS.
+    """
 
     context: ssl.SSLContext | None = None
     users: Users | None = None
+    as_broker: ssl.SSLContext | None = None
+    as_nobody: ssl.SSLContext | None = None
 
 
 def phantom_security(
     config: Config, listener: InterBrokerListener, users_file: Path | None
 ) -> PhantomSecurity:
     """Reads files, and hashes a password. Raises ConfigError, naming listener and option."""
-    context = _context(config, listener) if listener.has_tls else None
     users = _users(config, listener, users_file) if listener.has_sasl else None
-    return PhantomSecurity(context, users)
+    if not listener.has_tls:
+        return PhantomSecurity(users=users)
+    context = _context(config, listener)
+    strict = config.cluster.model_copy(update={"tls_verify_hostname": True})
+    nobody = config.cluster.model_copy(update={"tls_certificate_file": None})
+    as_broker, as_nobody = (client_context(one, config.tls).context for one in (strict, nobody))
+    return PhantomSecurity(context, users, as_broker, as_nobody)
 
 
 def _context(config: Config, listener: InterBrokerListener) -> ssl.SSLContext:

@@ -235,7 +235,7 @@ class PhantomServer:
         bytes_max = min(fetch.bytes_max, _RECORDS_BYTES_MAX)
         records = await self._records.read(needed, bytes_max, fetch.replica_id) if needed else {}
         response = await in_steps(self._led.fetched(fetch, records))
-        if not response.is_news and not needed:
+        if not response.is_news:
             await asyncio.sleep(min(fetch.max_wait_ms / 1000, _IDLE_MAX_S))
         return response.pieces
 

@@ -7,7 +7,6 @@ goes on. Its file keeps only who its phantoms are.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -54,7 +53,6 @@ from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ConfigError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.tls.contexts import client_context
 
 _UNCLEAN = "unclean.leader.election.enable"
 _PROGRESS_INTERVAL_S = 2.0
@@ -223,7 +221,7 @@ class _Run:
             alive = await stack.enter_async_context(asyncio.TaskGroup())
             address = HostPort(self.order.advertise or self.order.listen.host, port)
             checks.check_address(address, self.brokers.values())
-            await checks.check_reach(address, self._trusted())
+            await checks.check_reach(address, self.security.as_broker)
             self.job = replace(self.job, port=port)
             await self._note(RestoreStep.REGISTER)
             await self.phantoms.register(self.job.cluster_id, self.listener, address, features)
@@ -272,20 +270,10 @@ class _Run:
 
     def _relay(self) -> Relay | None:
         """None: no client connects to the listener of the brokers."""
-        cluster = self.config.cluster
-        if cluster.security_protocol != self.listener.protocol:
+        if self.config.cluster.security_protocol != self.listener.protocol:
             return None
         address = self.brokers[min(self.brokers)]
-        if not self.listener.has_tls:
-            return Relay(address)
-        nobody = cluster.model_copy(update={"tls_certificate_file": None})
-        return Relay(address, client_context(nobody, self.config.tls).context)
-
-    def _trusted(self) -> ssl.SSLContext | None:
-        if not self.listener.has_tls:
-            return None
-        strict = self.config.cluster.model_copy(update={"tls_verify_hostname": True})
-        return client_context(strict, self.config.tls).context
+        return Relay(address, self.security.as_nobody)
 
     def _listen(self) -> HostPort:
         """Raises ConfigError if followers of an earlier run connect to another port."""
@@ -302,8 +290,8 @@ class _Run:
     async def _create(self, led: LedPartitions) -> None:
         await self._note(RestoreStep.CREATE)
         taken = {topic.name: {_UNCLEAN: "false"} for topic in self.plan.of(TopicAction.TAKE)}
-        if faults := await rights.set_topic_configs(self.cluster, taken):
-            raise ClusterError("; ".join(faults))
+        for fault in await rights.set_topic_configs(self.cluster, taken):
+            self.say(fault)  # the report has it, too
         for topic in self.plan.of(TopicAction.CREATE):
             # As in taken topics: an unclean election would choose a follower that is not placed.
             configs = dict(topic.archived.configs) | {_UNCLEAN: "false"}

@@ -139,6 +139,8 @@ def test_records_come_as_they_are(with_history: LedPartitions, version: int) -> 
     assert row.aborted_transactions is None
     assert answer.is_news
     assert not with_history.placed((TOPIC, 1))
+    # A follower that could not append them has to wait.
+    assert not fetched(with_history, version, 100, log_start=100, records=batches)[1].is_news
 
 
 @pytest.mark.parametrize("version", VERSIONS)

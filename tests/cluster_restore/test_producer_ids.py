@@ -28,7 +28,9 @@ pytestmark = pytest.mark.kafka
 async def ids_and_cluster(
     kafka_server: KafkaServer,
 ) -> AsyncIterator[tuple[ProducerIds, Cluster]]:
-    """With phantoms that have registered, and lead nothing."""
+    """With phantoms that have registered, and lead nothing. The broker has a block of ids."""
+    kafka_server.create_topic("has-a-producer")
+    produced(kafka_server.bootstrap, "has-a-producer", 0, b"the broker has a block now")
     config = config_of(kafka_server.bootstrap)
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(open_cluster(config))
@@ -61,8 +63,6 @@ async def test_all_ids_up_to_one_are_passed_over(
     kafka_server: KafkaServer, ids_and_cluster: tuple[ProducerIds, Cluster]
 ) -> None:
     ids, cluster = ids_and_cluster
-    kafka_server.create_topic("has-a-producer")
-    produced(kafka_server.bootstrap, "has-a-producer", 0, b"the broker has a block now")
     before = await next_id(cluster, kafka_server)
     highest = before + 30_000
 

@@ -193,7 +193,7 @@ def config_of(**cluster: Any) -> Config:
     ("listener", "words"),
     [
         (InterBrokerListener("INSIDE", 1), "listener INSIDE by SSL.*gateway.tls_certificate_file"),
-        (InterBrokerListener("INSIDE", 3, "PLAIN"), "by SASL_SSL.*gateway.tls_certificate_file"),
+        (InterBrokerListener("INSIDE", 3, "PLAIN"), r"INSIDE \(SASL_SSL\).*--broker-users"),
         (InterBrokerListener("INSIDE", 2, "PLAIN"), r"INSIDE \(SASL_PLAINTEXT\).*--broker-users"),
         (InterBrokerListener("INSIDE", 2, "GSSAPI"), "by GSSAPI.*sasl.mechanism.inter.broker"),
     ],
