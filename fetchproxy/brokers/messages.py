@@ -50,6 +50,7 @@ VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.LIST_OFFSETS: (2, 10),
     ApiKey.METADATA: (5, 13),
     ApiKey.DELETE_RECORDS: (1, 2),
+    ApiKey.INIT_PRODUCER_ID: (2, 4),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),  # before: from any replica, without its epoch
     ApiKey.CREATE_TOPICS: (2, 7),
     ApiKey.FIND_COORDINATOR: (2, 6),

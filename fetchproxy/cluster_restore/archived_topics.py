@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from fetchproxy.archive import StoredArchive
+from fetchproxy.cluster_restore.local_history import LocalAmount
+from fetchproxy.cluster_restore.local_starts import with_local_history
 from fetchproxy.cluster_restore.plan import LostPartition, LostTopic
 from fetchproxy.cluster_state.state import ClusterState, PartitionState, TopicState
 from fetchproxy.errors import RemoteStorageError
@@ -14,13 +17,19 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.runtime.cooperative import for_each
 
 _TOPICS_AT_ONCE = 16
+_PARTITIONS_AT_ONCE = 16  # of one topic
 _INTERNAL = ("__",)  # names of Kafka's own topics, which brokers make anew
 
 
 async def read_archived_topics(
-    archive: StoredArchive, state: ClusterState, is_chosen: Callable[[str], bool]
+    archive: StoredArchive,
+    state: ClusterState,
+    is_chosen: Callable[[str], bool],
+    local: LocalAmount | None = None,
 ) -> list[LostTopic]:
-    """The chosen topics of the state, by name. Raises RemoteStorageError."""
+    """The chosen topics of the state, by name, with so much `local` history. Raises
+    RemoteStorageError.
+    """
     begun_at = asyncio.get_running_loop().time()
     chosen = [
         topic
@@ -28,23 +37,43 @@ async def read_archived_topics(
         if not topic.name.startswith(_INTERNAL) and is_chosen(topic.name)
     ]
     objects = archive.storage.objects
-    archived = {topic_id for _, topic_id in await objects.list_topics()}
+    archived_ids = {topic_id for _, topic_id in await objects.list_topics()}
     found: dict[str, LostTopic] = {}
 
     async def read(topic: TopicState) -> None:
         views: Mapping[int, PartitionView] = {}
         try:
-            if topic.topic_id in archived:
+            if topic.topic_id in archived_ids:
                 views = await archive.rlmm.refresh_topic(topic.topic_id, begun_at)
         except RemoteStorageError as error:
             if not error.may_be_of_object:
                 raise
             found[topic.name] = _refused(topic, f"its archive cannot be read: {error}")
             return
-        found[topic.name] = archived_topic(topic, views)
+        archived = archived_topic(topic, views)
+        if local is not None and not archived.why_not:
+            archived = await _with_local_history(archive, archived, views, local)
+        found[topic.name] = archived
 
     await for_each(chosen, read, _TOPICS_AT_ONCE)
     return [found[name] for name in sorted(found)]
+
+
+async def _with_local_history(
+    archive: StoredArchive,
+    topic: LostTopic,
+    views: Mapping[int, PartitionView],
+    amount: LocalAmount,
+) -> LostTopic:
+    partitions = list(topic.partitions)
+    rsm = archive.storage.rsm
+
+    async def read(number: int) -> None:
+        view = views[number]
+        partitions[number] = await with_local_history(partitions[number], view, rsm, amount)
+
+    await for_each([n for n in range(len(partitions)) if n in views], read, _PARTITIONS_AT_ONCE)
+    return replace(topic, partitions=tuple(partitions))
 
 
 def archived_topic(topic: TopicState, views: Mapping[int, PartitionView]) -> LostTopic:
@@ -69,14 +98,16 @@ def archived_topic(topic: TopicState, views: Mapping[int, PartitionView]) -> Los
             "partitions: choose a later one with --at",
         )
     replicas = topic.replication_factor
-    return LostTopic(topic.name, replicas, tuple(partitions), topic.configs)
+    found = tuple(partitions)
+    return LostTopic(topic.name, replicas, found, topic.configs, topic_id=topic.topic_id)
 
 
 def _partition(view: PartitionView | None, known: PartitionState | None) -> LostPartition | None:
     epoch = -1 if known is None else known.leader_epoch
     end = None if view is None else view.log_end_offset
     if view is not None and end is not None:
-        return LostPartition(end, max(epoch, epoch_of(view, end - 1)))
+        record_epoch = epoch_of(view, end - 1)
+        return LostPartition(end, max(epoch, record_epoch), record_epoch)
     return None if known is None else LostPartition(known.log_end_offset, epoch)
 
 

@@ -7,6 +7,7 @@ not exist, the removal of one, the validation of a topic.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable
 from contextlib import closing
 
@@ -14,12 +15,12 @@ from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.controller import ActiveController
-from fetchproxy.cluster_restore.new_cluster import InterBrokerListener
 from fetchproxy.cluster_restore.plan import PlannedTopic, RestorePlan, TopicAction
 from fetchproxy.config.values import HostPort, is_loopback
 from fetchproxy.errors import ClusterError, ConfigError
 
-_PLAINTEXT = 0
+# OpenSSL's codes: the certificate does not name this host, or this address.
+_OF_ANOTHER_HOST = (62, 64)
 _DIAL_MAX_S = 5.0
 _REFUSED = (
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
@@ -61,21 +62,26 @@ def check_address(address: HostPort, brokers: Iterable[HostPort]) -> None:
         )
 
 
-def check_listener(listener: InterBrokerListener) -> None:
-    """Raises ConfigError."""
-    if listener.security_protocol != _PLAINTEXT:
-        raise ConfigError(
-            f"the brokers talk to each other on listener {listener.name}, which is not PLAINTEXT: "
-            "a restore cannot lead there. Give the new cluster a PLAINTEXT listener for its "
-            "brokers (inter.broker.listener.name) until it is restored"
-        )
-
-
-async def check_reach(address: HostPort) -> None:
-    """Whether the advertised address leads to this process. Raises ConfigError."""
+async def check_reach(address: HostPort, trusted: ssl.SSLContext | None) -> None:
+    """Whether the advertised address leads to this process. `trusted`: if its port has TLS, what
+    brokers' certificates are checked by. Raises ConfigError; also if the certificate there is for
+    another host, which brokers would refuse (ssl.endpoint.identification.algorithm).
+    """
+    name = None if trusted is None else address.host
     try:
         async with asyncio.timeout(_DIAL_MAX_S):
-            _, writer = await asyncio.open_connection(address.host, address.port)
+            _, writer = await asyncio.open_connection(
+                address.host, address.port, ssl=trusted, server_hostname=name
+            )
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code not in _OF_ANOTHER_HOST:
+            return  # the brokers may trust other authorities than this command
+        raise ConfigError(
+            f"the certificate of gateway.tls_certificate_file is not one of {address.host}, to "
+            f"which brokers connect: {error.verify_message}. Name another host with --advertise"
+        ) from None
+    except ssl.SSLError:
+        return  # somebody is there, who wants a certificate that brokers have
     except (OSError, TimeoutError) as error:
         raise ConfigError(
             f"nobody responds at {address}, where brokers would connect: see --listen and "

@@ -158,6 +158,23 @@ async def unregister_broker(controller: ActiveController, node_id: int) -> None:
             raise
 
 
+async def allocate_producer_ids(
+    controller: ActiveController, node_id: int, broker_epoch: int
+) -> tuple[int, int]:
+    """The next block of producer ids, which no other broker gets: its first id, and how many. The
+    block of a lost response is nobody's.
+    """
+    response = await _ask(
+        controller,
+        ApiKey.ALLOCATE_PRODUCER_IDS,
+        wire.ALLOCATE_PRODUCER_IDS_VERSION,
+        (wire.ALLOCATE_PRODUCER_IDS_REQUEST, wire.ALLOCATE_PRODUCER_IDS_RESPONSE),
+        {"broker_id": node_id, "broker_epoch": broker_epoch},
+        f"producer ids for broker {node_id}",
+    )
+    return response["producer_id_start"], response["producer_id_len"]
+
+
 # --- topics and replicas --------------------------------------------------------------------------
 
 

@@ -16,13 +16,19 @@ from fetchproxy.cluster_state.state import EPOCH_UNKNOWN, GroupKind, GroupWithOf
 
 @dataclass(frozen=True, slots=True)
 class PlacedPartition:
-    """`start_offset`: of the new log, the archived end. `old_end_offset`: of the lost log, when the
-    state was read. `leader_epoch`: of the new leader.
+    """`end_offset`: the archived end. `old_end_offset`: of the lost log, when the state was read.
+    `leader_epoch`: of the new leader. `local_start_offset`: where the new log begins; None: at the
+    archived end.
     """
 
-    start_offset: int
+    end_offset: int
     old_end_offset: int
     leader_epoch: int
+    local_start_offset: int | None = None
+
+    @property
+    def start_offset(self) -> int:
+        return self.end_offset if self.local_start_offset is None else self.local_start_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +74,14 @@ def plan_groups(
             partition = partitions.get((one.topic, one.partition))
             if partition is None:
                 continue
-            new_offset = min(one.offset, partition.start_offset)
+            new_offset = min(one.offset, partition.end_offset)
             epoch = (
                 one.leader_epoch if one.leader_epoch <= partition.leader_epoch else EPOCH_UNKNOWN
             )
             place = (group.group_id, one.topic, one.partition)
             found.append(GroupOffset(*place, new_offset, epoch, one.metadata))
-            skipped = max(0, partition.old_end_offset - max(one.offset, partition.start_offset))
-            archived = partition.start_offset - new_offset
+            skipped = max(0, partition.old_end_offset - max(one.offset, partition.end_offset))
+            archived = max(0, partition.start_offset - new_offset)
             set_back = one.offset - new_offset
             if skipped or archived or set_back:
                 numbers = (one.offset, new_offset, skipped, archived, set_back)

@@ -18,22 +18,39 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.leaders import LeaderEpochEnd
 from fetchproxy.brokers.messages import raise_for
 from fetchproxy.cluster_restore.plan import FoundPartition, FoundTopic, Place
 from fetchproxy.config.values import HostPort
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ClusterError, ConfigError
 from fetchproxy.model import LogOffsets, TopicIdPartition
 
 _BROKER_RESOURCE = 4  # of DescribeConfigs
 _QUORUM_TOPIC = "__cluster_metadata"
 _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+_PROTOCOL_NAMES = {number: name for name, number in _SECURITY_PROTOCOLS.items()}
 
 
 class InterBrokerListener(NamedTuple):
-    """What brokers use among themselves. `security_protocol`: Kafka's number."""
+    """What brokers use among themselves. `security_protocol`: Kafka's number. `mechanism`: of SASL,
+    if the protocol has it.
+    """
 
     name: str
     security_protocol: int
+    mechanism: str = ""
+
+    @property
+    def protocol(self) -> str:
+        return _PROTOCOL_NAMES[self.security_protocol]
+
+    @property
+    def has_tls(self) -> bool:
+        return self.protocol.endswith("SSL")
+
+    @property
+    def has_sasl(self) -> bool:
+        return self.protocol.startswith("SASL")
 
 
 class FoundTopics(NamedTuple):
@@ -116,6 +133,30 @@ async def with_offsets(
     return result
 
 
+async def with_epoch_ends(
+    cluster: Cluster, topics: Mapping[str, FoundTopic], epochs: Mapping[Place, int]
+) -> dict[str, FoundTopic]:
+    """The topics with the ends of these leader epochs, as real leaders tell them now."""
+    partitions = {name: dict(topics[name].partitions) for name, _ in epochs}
+
+    def tell(tp: TopicIdPartition, response: LeaderEpochEnd | ClusterError) -> None:
+        if response is not None and not isinstance(response, ClusterError):
+            epoch, end = epochs[tp.topic, tp.partition], response[1]
+            found = partitions[tp.topic][tp.partition]
+            epoch_end = end.end_offset if end.epoch == epoch else -1
+            partitions[tp.topic][tp.partition] = replace(found, epoch_end=epoch_end)
+
+    tps = {
+        TopicIdPartition(topics[name].topic_id, name, number): epoch
+        for (name, number), epoch in epochs.items()
+    }
+    await cluster.ask_epoch_ends(tps, tell)
+    return {
+        name: replace(topic, partitions=partitions.get(name, topic.partitions))
+        for name, topic in topics.items()
+    }
+
+
 async def controllers(cluster: Cluster) -> list[HostPort]:
     """The addresses of the controllers, from Kafka 3.9 on. Raises ConfigError, ClusterError."""
 
@@ -171,4 +212,6 @@ def listener_of(configs: Mapping[str, str | None]) -> InterBrokerListener:
     protocol = protocols.get(name, protocol)
     if protocol not in _SECURITY_PROTOCOLS:
         raise ConfigError(f"listener {name} of the brokers has the unknown protocol {protocol}")
-    return InterBrokerListener(name, _SECURITY_PROTOCOLS[protocol])
+    mechanism = configs.get("sasl.mechanism.inter.broker.protocol") or "GSSAPI"
+    number = _SECURITY_PROTOCOLS[protocol]
+    return InterBrokerListener(name, number, mechanism if protocol.startswith("SASL") else "")

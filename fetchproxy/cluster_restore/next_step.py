@@ -5,22 +5,32 @@ with it. A partition of a new topic goes this way:
 
     created with the phantoms alone   RAISE    until the leader epoch is high enough
                                       SPREAD   the real brokers become followers
-                                      WAIT     until each follower has proven its start
+                                      WAIT     until each follower has proven its start, and has
+                                               all records of the local history
                                       JOIN     they come into the in-sync replicas, one of them
                                                leads, and the phantoms are out
 
 Until JOIN, no real broker is in sync: if the phantoms die before, the partition has no leader, and
 nobody can write to it at a wrong offset. An empty topic that exists is entered by ATTACH, FOLLOW
-and LEAD, and left by REMOVE.
+and LEAD; then ALONE takes the real brokers out of the in-sync replicas. It also brings back a
+phantom that the controller has taken out of them, as it does after a restore was killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fetchproxy.cluster_restore.plan import FoundPartition
+from fetchproxy.cluster_restore.plan import (
+    EPOCHS_RAISED_MAX,
+    FoundPartition,
+    LocalHistory,
+    PlannedTopic,
+    is_placed,
+)
+
+_ANY_BYTES = (1 << 31) - 1  # the largest segment that Kafka has
 
 
 class PartitionStep(StrEnum):
@@ -28,6 +38,7 @@ class PartitionStep(StrEnum):
     ATTACH = "attach"  # the phantoms become replicas of a partition of real brokers
     FOLLOW = "follow"  # they fetch from its leader, which takes them for in sync
     LEAD = "lead"  # the first replica, a phantom, becomes leader
+    ALONE = "alone"  # the phantoms, and no real broker, become in-sync replicas
     SWAP = "swap"  # the other phantom becomes the first replica
     SPREAD = "spread"  # real brokers become replicas
     JOIN = "join"  # they become in-sync replicas
@@ -37,11 +48,30 @@ class PartitionStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionGoal:
-    """`leader_epoch`: the new leader's is at least this. `replicas`: real ones, in their order."""
+    """`end_offset`: of the first new record. `leader_epoch`: the new leader's is at least this.
+    `replicas`: real ones, in their order. `record_epoch`, `local`: see `LostPartition`.
+    `append_bytes_max`: see `LedLog`.
+    """
 
-    start_offset: int
+    end_offset: int
     leader_epoch: int
     replicas: tuple[int, ...]
+    record_epoch: int = -1
+    local: LocalHistory | None = None
+    append_bytes_max: int = _ANY_BYTES
+
+
+def partition_goals(topic: PlannedTopic) -> Iterator[PartitionGoal]:
+    """Of each partition, from 0 on. A phantom that serves records leads with their last epoch at
+    least: followers drop later ones. To hand over is one epoch more.
+    """
+    segment_bytes = int(dict(topic.archived.configs).get("segment.bytes", _ANY_BYTES))
+    for one, replicas in zip(topic.archived.partitions, topic.replicas, strict=True):
+        epoch = one.leader_epoch if one.leader_epoch <= EPOCHS_RAISED_MAX else 0
+        lead = epoch if one.local is None else epoch + 1
+        yield PartitionGoal(
+            one.end_offset, lead, replicas, one.record_epoch, one.local, segment_bytes
+        )
 
 
 def next_step(
@@ -57,7 +87,11 @@ def next_step(
         return _of_real_leader(goal, found, phantoms)
     attached = [node for node in found.replicas if node in phantoms]
     # To hand over is an election too.
-    if found.leader_epoch + 1 < goal.leader_epoch and len(attached) > 1:
+    is_low = found.leader_epoch + 1 < goal.leader_epoch and len(attached) > 1
+    may_swap = set(attached) <= found.in_sync
+    if not found.in_sync - set(phantoms) <= placed or (is_low and not may_swap):
+        return PartitionStep.ALONE
+    if is_low:
         return PartitionStep.SWAP if found.replicas[0] == found.leader else PartitionStep.LEAD
     if not set(goal.replicas) <= set(found.replicas):
         return PartitionStep.SPREAD
@@ -73,8 +107,11 @@ def _of_real_leader(
     attached = set(found.replicas) & set(phantoms)
     if found.log_start_offset is None:
         return PartitionStep.WAIT
-    if found.log_start_offset == goal.start_offset:
+    # A partition without any archived record may have new ones, and is nobody else's business.
+    if is_placed(found, goal.end_offset) or not goal.end_offset:
         return PartitionStep.REMOVE if attached else PartitionStep.DONE
+    if found.log_end_offset:
+        return PartitionStep.WAIT  # no phantom may lead where records are
     if not attached or found.replicas[0] not in phantoms:
         return PartitionStep.ATTACH
     return PartitionStep.LEAD if attached <= found.in_sync else PartitionStep.FOLLOW

@@ -3,37 +3,57 @@
 While a phantom is alive, every client of the cluster sees it as a broker and may connect to it. Its
 connection is passed on, byte for byte, to a real broker; only the fetchers of brokers are answered
 here. All phantoms share the port: a request names partitions, not the broker that it is meant for.
+
+If the listener has SASL, a broker logs in first, and names no client id until then: a client always
+does. Its login is passed on to the real broker with all the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
 
-from fetchproxy_protocol import list_offsets
+from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
-from fetchproxy_protocol.fetch import FetchRequest, parse_fetch_request
+from fetchproxy_protocol.fetch import FetchRequest, request_in_steps
 from fetchproxy_protocol.headers import RequestHead, peek_request_header
-from fetchproxy_protocol.inter_broker import API_VERSIONS_RESPONSE, LIST_OFFSETS_RESPONSE
+from fetchproxy_protocol.inter_broker import (
+    API_VERSIONS_RESPONSE,
+    LIST_OFFSETS_RESPONSE,
+    OFFSET_FOR_LEADER_EPOCH_RESPONSE,
+)
 from fetchproxy_protocol.messages import MessageFields, Structure, write_response
-from fetchproxy_protocol.primitives import INT32
+from fetchproxy_protocol.primitives import INT32, Buffer
 
+from fetchproxy.cluster_restore.archived_records import NoRecords, RecordSource
 from fetchproxy.cluster_restore.led_partitions import LedPartitions
+from fetchproxy.cluster_restore.phantom_security import (
+    BROKER_LOGIN_VERSIONS,
+    BrokerLogin,
+    PhantomSecurity,
+    logins_of,
+)
 from fetchproxy.config.values import HostPort
-from fetchproxy.errors import ConfigError, system_error_in_words
-from fetchproxy.runtime.cooperative import at_once
+from fetchproxy.errors import ConfigError, FetchProxyError, system_error_in_words
+from fetchproxy.runtime.cooperative import at_once, in_steps
+from fetchproxy.serving.archive_only.logins import Logins
 
 # What a follower uses, by metadata.version 3.3 and later ones.
 _OFFERED = {
     ApiKey.FETCH: (12, 18),
     ApiKey.LIST_OFFSETS: (6, 11),
     ApiKey.API_VERSIONS: (0, 4),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (4, 4),
 }
 _FETCHER = re.compile(rb"broker-\d+-fetcher-\d+")
 _SIZE_BYTES = 4
 _FRAME_BYTES_MAX = 16 << 20
+# Of records in one response; a follower asks for 10 MiB (replica.fetch.response.max.bytes).
+_RECORDS_BYTES_MAX = 16 << 20
 _SPLICED_AT_ONCE_BYTES = 64 << 10
 # A follower that hears no news would ask again at once.
 _IDLE_MAX_S = 0.1
@@ -43,13 +63,39 @@ _TOPIC_LOOK_S = 0.02
 _DIAL_MAX_S = 10.0
 
 
-class PhantomServer:
-    """`relay`: a real broker, for connections that are not a fetcher's."""
+_HANDSHAKE_MAX_S = 10.0
 
-    def __init__(self, led: LedPartitions, relay: HostPort) -> None:
+
+class Relay(NamedTuple):
+    """A real broker, and TLS for its listener; None: it has none. Our certificate is not shown
+    there: a client would have our rights.
+    """
+
+    address: HostPort
+    context: ssl.SSLContext | None = None
+
+
+class PhantomServer:
+    """`relay`: for connections that are not a fetcher's; None: no client comes, so they are closed.
+    `say` hears why brokers cannot log in, each reason once.
+    """
+
+    def __init__(
+        self,
+        led: LedPartitions,
+        relay: Relay | None,
+        records: RecordSource = NoRecords(),  # noqa: B008 - it has no state
+        security: PhantomSecurity = PhantomSecurity(),  # noqa: B008 - frozen
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._led = led
         self._relay = relay
+        self._records = records
+        self._security = security
+        self._say = say
         self._fetchers = 0
+        self._refusals: set[str] = set()
+        self._logins: Logins | None = None
 
     @property
     def has_fetchers(self) -> bool:
@@ -58,6 +104,17 @@ class PhantomServer:
     @asynccontextmanager
     async def listening(self, address: HostPort) -> AsyncIterator[int]:
         """Serves inside the block. The port on which it listens. Raises ConfigError."""
+        users = self._security.users
+        self._logins = None if users is None else logins_of(users)
+        try:
+            async with self._serving(address) as port:
+                yield port
+        finally:
+            if self._logins is not None:
+                self._logins.close()
+
+    @asynccontextmanager
+    async def _serving(self, address: HostPort) -> AsyncIterator[int]:
         async with asyncio.TaskGroup() as connections:
 
             def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,7 +130,14 @@ class PhantomServer:
 
             tasks: set[asyncio.Task[None]] = set()
             try:
-                server = await asyncio.start_server(connected, address.host, address.port)
+                context = self._security.context
+                server = await asyncio.start_server(
+                    connected,
+                    address.host,
+                    address.port,
+                    ssl=context,
+                    ssl_handshake_timeout=None if context is None else _HANDSHAKE_MAX_S,
+                )
             except OSError as error:
                 why = system_error_in_words(error)
                 raise ConfigError(f"cannot listen at {address} for the brokers: {why}") from error
@@ -86,9 +150,10 @@ class PhantomServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with suppress(OSError, EOFError, WireError, TimeoutError):
+            # The records' source tells its errors to the restore itself.
+            with suppress(OSError, EOFError, WireError, TimeoutError, FetchProxyError):
                 first = await _frame(reader)
-                if _is_fetchers(first):
+                if _is_fetchers(first, nameless=self._logins is not None):
                     await self._respond_all(first, reader, writer)
                 else:
                     await self._splice(first, reader, writer)
@@ -102,34 +167,77 @@ class PhantomServer:
         self._fetchers += 1
         try:
             request = first
+            if self._logins is not None:
+                request = await self._log_in(self._logins, first, reader, writer)
             while True:
                 response = await self._respond(request)
                 if response is None:
                     return
-                writer.write(response)
+                writer.writelines(response)
+                del response  # the records need not stay until the next request
                 await writer.drain()
                 request = await _frame(reader)
         finally:
             self._fetchers -= 1
 
-    async def _respond(self, request: bytes) -> bytes | None:
+    async def _log_in(
+        self,
+        logins: Logins,
+        first: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bytes:
+        """The first request after the login. Raises WireError if there is none."""
+        peer = writer.get_extra_info("peername") or ("",)
+        login = BrokerLogin(logins, str(peer[0]))
+        request = first
+        while not login.is_done:
+            head = peek_request_header(request)
+            if head.api_key == ApiKey.API_VERSIONS:
+                writer.write(_api_versions(head, {**_OFFERED, **BROKER_LOGIN_VERSIONS}))
+            elif head.api_key in BROKER_LOGIN_VERSIONS:
+                writer.write(await login.respond(request, head, str(peer)))
+            else:
+                raise WireError("a request before the login")
+            await writer.drain()
+            if login.refusal:
+                self._refused(f"a broker at {peer[0]} cannot log in: {login.refusal}")
+                raise WireError(login.refusal)
+            request = await _frame(reader)
+        return request
+
+    def _refused(self, why: str) -> None:
+        if why not in self._refusals:
+            self._refusals.add(why)
+            self._say(why)
+
+    async def _respond(self, request: bytes) -> Sequence[Buffer] | None:
         """None: no follower sends this request, so the connection closes."""
         head = peek_request_header(request)
+        version = head.api_version
         if head.api_key == ApiKey.API_VERSIONS:
-            return _api_versions(head)
+            return [_api_versions(head, _OFFERED)]
         if not _is_offered(head):
             return None
         if head.api_key == ApiKey.LIST_OFFSETS:
-            requested = list_offsets.partitions_in(request, head.body_position, head.api_version)
-            return _written(
-                LIST_OFFSETS_RESPONSE, self._led.listed(requested), head, head.api_version
-            )
-        fetch = parse_fetch_request(request, head.body_position)
+            requested = list_offsets.partitions_in(request, head.body_position, version)
+            fields = self._led.listed(requested)
+            return [_written(LIST_OFFSETS_RESPONSE, fields, head, version)]
+        if head.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
+            epochs = offset_for_leader_epoch.partitions_in(request, head.body_position, version)
+            fields = self._led.epoch_ends(epochs)
+            return [_written(OFFSET_FOR_LEADER_EPOCH_RESPONSE, fields, head, version)]
+        return await self._fetched(await in_steps(request_in_steps(request, head.body_position)))
+
+    async def _fetched(self, fetch: FetchRequest) -> Sequence[Buffer]:
         await self._until_known(fetch)
-        response = self._led.fetched(fetch)
+        needed = await in_steps(self._led.needed(fetch))
+        bytes_max = min(fetch.bytes_max, _RECORDS_BYTES_MAX)
+        records = await self._records.read(needed, bytes_max, fetch.replica_id) if needed else {}
+        response = await in_steps(self._led.fetched(fetch, records))
         if not response.is_news:
             await asyncio.sleep(min(fetch.max_wait_ms / 1000, _IDLE_MAX_S))
-        return response.frame
+        return response.pieces
 
     async def _until_known(self, fetch: FetchRequest) -> None:
         with suppress(TimeoutError):
@@ -143,8 +251,14 @@ class PhantomServer:
     async def _splice(
         self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        if self._relay is None:
+            return
+        address, context = self._relay
+        name = None if context is None else address.host
         async with asyncio.timeout(_DIAL_MAX_S):
-            there = await asyncio.open_connection(self._relay.host, self._relay.port)
+            there = await asyncio.open_connection(
+                address.host, address.port, ssl=context, server_hostname=name
+            )
         try:
             there[1].write(INT32.pack(len(first)) + first)
             async with asyncio.TaskGroup() as both:
@@ -171,11 +285,13 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def _is_fetchers(request: bytes) -> bool:
-    """Whether a connection with this first request is a replica's. Raises WireError."""
+def _is_fetchers(request: bytes, *, nameless: bool) -> bool:
+    """Whether a connection with this first request is a replica's. `nameless`: it has no client id
+    before its login (SaslClientAuthenticator). Raises WireError.
+    """
     head = peek_request_header(request)
     client_id = request[head.client_id_start : head.client_id_end]
-    return _FETCHER.fullmatch(client_id) is not None
+    return _FETCHER.fullmatch(client_id) is not None or (nameless and not client_id)
 
 
 def _is_offered(head: RequestHead) -> bool:
@@ -183,10 +299,9 @@ def _is_offered(head: RequestHead) -> bool:
     return low <= head.api_version <= high
 
 
-def _api_versions(head: RequestHead) -> bytes:
+def _api_versions(head: RequestHead, offered: Mapping[ApiKey, tuple[int, int]]) -> bytes:
     low, high = _OFFERED[ApiKey.API_VERSIONS]
     if low <= head.api_version <= high:
-        offered = _OFFERED
         error, version = ErrorCode.NONE, head.api_version
     else:  # in the body of v0 (KIP-511)
         offered = {ApiKey.API_VERSIONS: (low, high)}

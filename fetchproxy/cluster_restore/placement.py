@@ -18,8 +18,8 @@ from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.controller import ActiveController
-from fetchproxy.cluster_restore.led_partitions import LedPartitions
-from fetchproxy.cluster_restore.new_cluster import read_placements, with_offsets
+from fetchproxy.cluster_restore.led_partitions import LedLog, LedPartitions
+from fetchproxy.cluster_restore.new_cluster import read_placements, with_epoch_ends, with_offsets
 from fetchproxy.cluster_restore.next_step import (
     PartitionEpochSearch,
     PartitionGoal,
@@ -28,7 +28,7 @@ from fetchproxy.cluster_restore.next_step import (
     other_first,
 )
 from fetchproxy.cluster_restore.phantoms import Phantoms
-from fetchproxy.cluster_restore.plan import FoundPartition, Place
+from fetchproxy.cluster_restore.plan import FoundPartition, FoundTopic, Place, may_be_placed
 from fetchproxy.cluster_restore.replica_fetch import follow
 from fetchproxy.cluster_restore.state_file import RestoreStep
 from fetchproxy.config.values import HostPort
@@ -41,7 +41,7 @@ _NAMED_MAX = 5  # partitions in an error text
 _STEP_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)  # a broker that is a moment behind
 _LABELS = {
     RestoreStep.RAISE: (PartitionStep.SWAP,),
-    RestoreStep.PLACE: (PartitionStep.SPREAD, PartitionStep.ATTACH),
+    RestoreStep.PLACE: (PartitionStep.SPREAD, PartitionStep.ATTACH, PartitionStep.ALONE),
     RestoreStep.HAND_OVER: (PartitionStep.JOIN, PartitionStep.REMOVE),
 }
 
@@ -67,6 +67,7 @@ class Placement:
     phantoms: Phantoms
     led: LedPartitions
     note: Callable[[RestoreStep], Awaitable[None]]  # before the first partition takes this step
+    look: Callable[[], None]  # raises FetchProxyError if the phantoms cannot serve any more
     _noted: set[RestoreStep] = field(default_factory=set)
     _searches: dict[Place, PartitionEpochSearch] = field(default_factory=dict)
 
@@ -77,10 +78,12 @@ class Placement:
         loop = asyncio.get_running_loop()
         left, before, since = dict(goals), "", loop.time()
         while left:
+            self.look()
             seen = await self._look(left)
             for place in seen.at(PartitionStep.DONE):
                 del left[place]
-            now = repr((seen.partitions, {p: sorted(self.led.placed(p)) for p in left}))
+            placed = {p: sorted(self.led.placed(p)) for p in left}
+            now = repr((seen.partitions, placed, self.led.progress))
             if now != before:
                 before, since = now, loop.time()
             elif loop.time() > since + STANDSTILL_MAX_S:
@@ -92,13 +95,14 @@ class Placement:
         seen = await read_placements(self.cluster, names)
         known = {(t.name, n) for t in seen.topics.values() for n in t.partitions} - left.keys()
         topics = await with_offsets(self.cluster, seen.topics, self.phantoms.ids, known)
+        topics = await with_epoch_ends(self.cluster, topics, _epochs_to_ask(left, topics))
         ids = {topic.name: topic.topic_id for topic in topics.values()}
         partitions, steps = {}, {}
         for (name, number), goal in left.items():
             if name not in topics or number not in topics[name].partitions:
                 continue  # the broker that was asked is a moment behind
             place, found = (name, number), topics[name].partitions[number]
-            self.led.lead(name, ids[name], {number: goal.start_offset})
+            self.led.lead(name, ids[name], {number: led_log(goal)})
             placed = self.led.placed(place)
             partitions[place] = found
             steps[place] = next_step(goal, found, self.phantoms.ids, placed)
@@ -120,7 +124,7 @@ class Placement:
         await self._raise_epochs(left, seen)
         await self._elect(seen.at(PartitionStep.LEAD))
         await self._follow(seen)
-        await self._join(left, seen)
+        await self._alter_in_sync(left, seen)
         await asyncio.sleep(_LOOK_INTERVAL_S)  # followers and the brokers' metadata need a moment
 
     async def _reassign(self, replicas: Mapping[Place, Sequence[int]]) -> None:
@@ -160,35 +164,40 @@ class Placement:
                 epoch = self.phantoms.epochs[node]
                 await follow(self.cluster, seen.brokers[leader], node, epoch, some)
 
-    async def _join(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
-        """The leader's word that the real replicas are in sync, which ends its leadership."""
-        by_leader: dict[int, list[Place]] = {}
-        for place in seen.at(PartitionStep.JOIN):
-            by_leader.setdefault(seen.partitions[place].leader, []).append(place)
-        for leader, places in by_leader.items():
-            for some in _in_parts(places):
-                await self._join_some(leader, some, left, seen)
+    async def _alter_in_sync(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
+        """The leader's word on which replicas are in sync. That real ones are ends its leadership.
 
-    async def _join_some(
-        self,
-        leader: int,
-        places: Sequence[Place],
-        left: Mapping[Place, PartitionGoal],
-        seen: _Seen,
+        A partition whose real replicas have to leave first is not led by them if the phantoms die.
+        """
+        by_leader: dict[int, dict[Place, Sequence[int]]] = {}
+        for place in seen.at(PartitionStep.ALONE):
+            found = seen.partitions[place]
+            in_sync = sorted(set(found.replicas) & set(self.phantoms.ids))
+            by_leader.setdefault(found.leader, {})[place] = in_sync
+        for place in seen.at(PartitionStep.JOIN):
+            found = seen.partitions[place]
+            missing = set(left[place].replicas) - found.in_sync
+            in_sync = [*sorted(found.in_sync), *missing]
+            by_leader.setdefault(found.leader, {})[place] = in_sync
+        for leader, replicas in by_leader.items():
+            for some in _in_parts(replicas):
+                await self._alter_some(leader, {place: replicas[place] for place in some}, seen)
+
+    async def _alter_some(
+        self, leader: int, replicas: Mapping[Place, Sequence[int]], seen: _Seen
     ) -> None:
-        open_places = list(places)
+        open_places = list(replicas)
         while open_places:
-            changes = {place: self._isr_change(place, left, seen) for place in open_places}
+            changes = {
+                place: self._isr_change(place, replicas[place], seen) for place in open_places
+            }
             epoch = self.phantoms.epochs[leader]
             codes = await requests.alter_isr(self.controller, leader, epoch, changes)
             open_places = [p for p in open_places if self._is_other_guess_due(p, codes[p], seen)]
 
-    def _isr_change(
-        self, place: Place, left: Mapping[Place, PartitionGoal], seen: _Seen
-    ) -> requests.IsrChange:
+    def _isr_change(self, place: Place, in_sync: Sequence[int], seen: _Seen) -> requests.IsrChange:
         found = seen.partitions[place]
         search = self._searches.setdefault(place, PartitionEpochSearch(found.leader_epoch))
-        in_sync = (*sorted(found.in_sync), *(set(left[place].replicas) - found.in_sync))
         return requests.IsrChange(
             seen.topic_ids[place[0]], found.leader_epoch, search.guess, in_sync
         )
@@ -220,8 +229,29 @@ class Placement:
         return ClusterUnavailable(
             f"{len(left)} partitions do not go on for {STANDSTILL_MAX_S:.0f} s: {'; '.join(names)}."
             " Partitions of new topics cannot be written to until then. Check that all brokers are "
-            "alive and reach the address of --advertise, then run the same command again"
+            "alive, reach the address of --advertise and trust its certificate (their logs say why "
+            "not), then run the same command again"
         )
+
+
+def led_log(goal: PartitionGoal) -> LedLog:
+    local = goal.local
+    if local is None:
+        return LedLog(goal.end_offset, goal.end_offset)
+    return LedLog(local.start_offset, goal.end_offset, local.epochs, goal.append_bytes_max)
+
+
+def _epochs_to_ask(
+    left: Mapping[Place, PartitionGoal], topics: Mapping[str, FoundTopic]
+) -> dict[Place, int]:
+    """Of partitions that may have their local history already."""
+    epochs = {}
+    for (name, number), goal in left.items():
+        topic = topics.get(name)
+        found = None if topic is None else topic.partitions.get(number)
+        if found is not None and goal.record_epoch >= 0 and may_be_placed(found, goal.end_offset):
+            epochs[name, number] = goal.record_epoch
+    return epochs
 
 
 def _in_parts(places: Iterable[Place]) -> Iterable[list[Place]]:

@@ -4,18 +4,27 @@ cluster. Pure.
 A partition of the new cluster may be absent, empty, or already where it belongs; everything else
 has records of its own, and its topic is refused by name. A restore that was interrupted is planned
 in the same way, from what it has left in the cluster.
+
+Records with *local history* are in the new cluster itself, below the archived end: a partition with
+such records is told from one with records of its own by the end of the last archived leader epoch,
+which in no other log is that very offset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
 
 from fetchproxy.cluster_state.state import NamedValues
+from fetchproxy.model import EpochStart
 
 Place = tuple[str, int]  # topic, partition
+# One step takes the phantoms some 70 ms; a topic with so many terms of leaders begins lower, and
+# gets no local history, because followers drop batches with a later epoch than their leader's.
+EPOCHS_RAISED_MAX = 1_000
+PRODUCER_ID_BLOCK = 1_000  # ids that the controller gives to a broker at once
 
 
 class TopicAction(StrEnum):
@@ -26,27 +35,57 @@ class TopicAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LocalHistory:
+    """Records that the new brokers get from the archive, up to the partition's end.
+
+    `start_offset`: the base offset of a batch. `epochs`: of their batches, as the cache of a leader
+    whose log begins there.
+    """
+
+    start_offset: int
+    epochs: tuple[EpochStart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LostPartition:
-    """`end_offset`: the first offset that is not archived, where the new log begins."""
+    """`end_offset`: the first offset that is not archived, which the next new record gets.
+    `record_epoch`: of the last archived record; `leader_epoch` may be later. `local`: None: the new
+    log begins at the end. `why_not_local`: why that is, or why it is less than was ordered.
+    """
 
     end_offset: int
     leader_epoch: int = -1
+    record_epoch: int = -1
+    local: LocalHistory | None = None
+    why_not_local: str = ""
+
+    @property
+    def start_offset(self) -> int:
+        """Where the new log begins."""
+        return self.end_offset if self.local is None else self.local.start_offset
 
 
 @dataclass(frozen=True, slots=True)
 class LostTopic:
-    """`partitions`: all of them, from 0 on. `why_not`: it cannot be restored, and why."""
+    """`partitions`: all of them, from 0 on. `why_not`: it cannot be restored, and why. `topic_id`:
+    by which the archive has it.
+    """
 
     name: str
     replication_factor: int
     partitions: tuple[LostPartition, ...]
     configs: NamedValues = ()
     why_not: str = ""
+    topic_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPartition:
-    """A partition of the new cluster. The offsets are None if no real broker leads it."""
+    """A partition of the new cluster. The offsets are None if no real broker leads it.
+
+    `epoch_end`: where the leader says that the last archived epoch ends in its log; None: it was
+    not asked.
+    """
 
     leader: int
     leader_epoch: int
@@ -54,6 +93,7 @@ class FoundPartition:
     in_sync: frozenset[int]
     log_start_offset: int | None = None
     log_end_offset: int | None = None
+    epoch_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +123,12 @@ class RestorePlan:
 
     def of(self, *actions: TopicAction) -> Iterator[PlannedTopic]:
         return (topic for topic in self.topics if topic.action in actions)
+
+    @property
+    def has_local_history(self) -> bool:
+        """Whether followers have to get records."""
+        topics = self.of(TopicAction.CREATE, TopicAction.TAKE)
+        return any(one.local for topic in topics for one in topic.archived.partitions)
 
     @property
     def is_done(self) -> bool:
@@ -126,7 +172,8 @@ def _plan_topic(
         for n in range(len(archived.partitions))
     ]
     placed = all(
-        is_placed(found.partitions[n], one.end_offset, phantoms)
+        is_placed(found.partitions[n], one.end_offset)
+        and not set(found.partitions[n].replicas) & set(phantoms)
         for n, one in enumerate(archived.partitions)
     )
     action = TopicAction.KEEP if placed else TopicAction.TAKE
@@ -142,9 +189,37 @@ def _own_replicas(found: FoundPartition, phantoms: Collection[int]) -> tuple[int
     return tuple(replica for replica in found.replicas if replica not in phantoms)
 
 
-def is_placed(found: FoundPartition, start_offset: int, phantoms: Collection[int]) -> bool:
-    """Whether a real broker leads it from this offset, and no phantom is among its replicas."""
-    return found.log_start_offset == start_offset and not set(found.replicas) & set(phantoms)
+def may_be_placed(found: FoundPartition, end_offset: int) -> bool:
+    """Whether its log reaches from below `end_offset` up to it: `epoch_end` then says whose records
+    these are.
+    """
+    start, end = found.log_start_offset, found.log_end_offset
+    return start is not None and end is not None and start < end_offset <= end
+
+
+def epochs_to_ask(
+    archived: Iterable[LostTopic], found: Mapping[str, FoundTopic]
+) -> dict[Place, int]:
+    """The last archived epoch of each partition that `may_be_placed`, for `epoch_end`."""
+    epochs = {}
+    for topic in archived:
+        there = found.get(topic.name)
+        for number, one in enumerate(topic.partitions):
+            partition = None if there is None else there.partitions.get(number)
+            if partition is None or one.record_epoch < 0:
+                continue
+            if may_be_placed(partition, one.end_offset):
+                epochs[topic.name, number] = one.record_epoch
+    return epochs
+
+
+def is_placed(found: FoundPartition, end_offset: int) -> bool:
+    """Whether a real broker's log has only archived records below `end_offset`, and gives this
+    offset to the first new one. Retention may have raised its start since.
+    """
+    if found.log_start_offset == end_offset:
+        return True
+    return may_be_placed(found, end_offset) and found.epoch_end == end_offset
 
 
 def _why_not(archived: LostTopic, found: FoundTopic, phantoms: Collection[int]) -> str | None:
@@ -159,18 +234,27 @@ def _why_not(archived: LostTopic, found: FoundTopic, phantoms: Collection[int]) 
             if set(partition.replicas) & set(phantoms):
                 continue  # an earlier run has begun it
             return f"it exists, and partition {number} has no leader that could say what it has"
-        if start == one.end_offset:
+        if is_placed(partition, one.end_offset):
             continue
         if (start, end) != (0, 0):
             return (
                 f"it exists and has records: partition {number} from {start} to {end}, which the "
-                f"archive would have begin at {one.end_offset}"
+                f"archive would have begin at {one.start_offset}"
             )
     return None
 
 
-def diff_lines(plan: RestorePlan) -> Iterator[str]:
-    """The plan as a diff of the new cluster: what is added, changed, kept, and refused."""
+def producer_id_blocks(plan: RestorePlan, highest: int) -> int:
+    """How many blocks of producer ids the new cluster passes over, if it has given none yet.
+    `highest`: the highest id in the state, -1: not known.
+    """
+    return highest // PRODUCER_ID_BLOCK + 1 if plan.has_local_history else 0
+
+
+def diff_lines(plan: RestorePlan, producer_id_max: int = -1) -> Iterator[str]:
+    """The plan as a diff of the new cluster: what is added, changed, kept, and refused.
+    `producer_id_max`: of the state.
+    """
     signs = {"create": "+", "take": "~", "keep": " ", "refuse": "!"}
     for topic in plan.topics:
         sign = signs[topic.action]
@@ -187,7 +271,14 @@ def diff_lines(plan: RestorePlan) -> Iterator[str]:
             yield f"{sign}     {name}={value}"
         for number, one in enumerate(topic.archived.partitions):
             replicas = ",".join(map(str, topic.replicas[number]))
+            local = "" if one.local is None else f" with local history up to {one.end_offset}"
+            less = f" ({one.why_not_local})" if one.why_not_local else ""
             yield (
-                f"{sign}     partition {number}: begins at {one.end_offset}, leader epoch from "
-                f"{max(one.leader_epoch, 0)}, replicas {replicas}"
+                f"{sign}     partition {number}: begins at {one.start_offset}{local}{less}, leader "
+                f"epoch from {max(one.leader_epoch, 0)}, replicas {replicas}"
             )
+    if blocks := producer_id_blocks(plan, producer_id_max):
+        yield (
+            f"~ producer ids up to {producer_id_max} are passed over: up to {blocks} blocks of "
+            f"{PRODUCER_ID_BLOCK}"
+        )

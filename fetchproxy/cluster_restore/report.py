@@ -20,8 +20,23 @@ class LostRecords:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalRecords:
+    """What a partition's brokers have of the archive: offsets from `first_offset` up to, but not
+    including, `end_offset`. `why_less`: why it is not all that was ordered.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    end_offset: int
+    why_less: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """`refused`: topics by name, and why. `faults`: what is not as it should be."""
+    """`refused`: topics by name, and why. `faults`: what is not as it should be. `producer_id_max`:
+    no new producer gets an id up to this one; -1: any.
+    """
 
     topics: int
     partitions: int
@@ -34,6 +49,8 @@ class RestoreReport:
     by_hand: tuple[str, ...]
     faults: tuple[str, ...]
     seconds: float
+    local: tuple[LocalRecords, ...] = ()
+    producer_id_max: int = -1
 
     @property
     def is_whole(self) -> bool:
@@ -54,6 +71,10 @@ class RestoreReport:
                 f"not archived: {one.topic}-{one.partition}: offsets {one.first_offset} to "
                 f"{one.end_offset - 1}, which new records get"
             )
+        for records in self.local:
+            yield _local_text(records)
+        if self.producer_id_max >= 0:
+            yield f"producer ids: new producers get ids above {self.producer_id_max}"
         for difference in self.differences:
             yield _difference_text(difference)
         for fault in self.faults:
@@ -74,3 +95,11 @@ def _difference_text(one: GroupDifference) -> str:
         f"group {one.group} at {one.topic}-{one.partition}: goes on at {one.new_offset}; "
         f"{' and '.join(parts)}"
     )
+
+
+def _local_text(one: LocalRecords) -> str:
+    place = f"local history: {one.topic}-{one.partition}"
+    why = f" ({one.why_less})" if one.why_less else ""
+    if one.first_offset == one.end_offset:
+        return f"{place}: none, its log begins at {one.end_offset}{why}"
+    return f"{place}: offsets {one.first_offset} to {one.end_offset - 1}{why}"

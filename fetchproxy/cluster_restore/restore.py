@@ -7,9 +7,10 @@ goes on. Its file keeps only who its phantoms are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fetchproxy_protocol.apis import ErrorCode
@@ -19,23 +20,28 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.group_offsets import commit_offsets
 from fetchproxy.cluster_restore import checks, new_cluster, rights
 from fetchproxy.cluster_restore import controller_requests as requests
+from fetchproxy.cluster_restore.archived_records import NoRecords, RecordSource, archived_records
 from fetchproxy.cluster_restore.controller import ActiveController
 from fetchproxy.cluster_restore.group_plan import GroupPlan, PlacedPartition, plan_groups
 from fetchproxy.cluster_restore.led_partitions import LedPartitions
 from fetchproxy.cluster_restore.new_cluster import FoundTopics, InterBrokerListener
-from fetchproxy.cluster_restore.next_step import PartitionGoal
-from fetchproxy.cluster_restore.phantom_server import PhantomServer
+from fetchproxy.cluster_restore.next_step import PartitionGoal, partition_goals
+from fetchproxy.cluster_restore.phantom_security import PhantomSecurity, phantom_security
+from fetchproxy.cluster_restore.phantom_server import PhantomServer, Relay
 from fetchproxy.cluster_restore.phantoms import Phantoms, new_identities
-from fetchproxy.cluster_restore.placement import Placement
+from fetchproxy.cluster_restore.placement import Placement, led_log
 from fetchproxy.cluster_restore.plan import (
     LostTopic,
     Place,
     PlannedTopic,
     RestorePlan,
     TopicAction,
+    epochs_to_ask,
+    is_placed,
     plan_restore,
 )
-from fetchproxy.cluster_restore.report import LostRecords, RestoreReport
+from fetchproxy.cluster_restore.producer_ids import ProducerIds, check_producer_ids
+from fetchproxy.cluster_restore.report import LocalRecords, LostRecords, RestoreReport
 from fetchproxy.cluster_restore.state_file import (
     RestoreJob,
     RestoreStep,
@@ -46,10 +52,10 @@ from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ConfigError
+from fetchproxy.model import TopicIdPartition
 
-# One step takes the phantoms some 70 ms; a topic with so many terms of leaders begins lower.
-EPOCHS_RAISED_MAX = 1_000
 _UNCLEAN = "unclean.leader.election.enable"
+_PROGRESS_INTERVAL_S = 2.0
 _QUIET_MAX_S = 10.0
 _QUIET_LOOK_S = 0.02
 _LEAVE_TRIES_MAX = 5
@@ -66,6 +72,7 @@ _LATER = (
 class RestoreOrder:
     """`topics`: what the archive has of the state's topics. `advertise`: the host that brokers
     connect to; None: that of `listen`. `controllers`: none means that the brokers tell them.
+    `broker_users`: by whom brokers log in at the phantoms; None: by `cluster.sasl_username`.
     """
 
     state: ClusterState
@@ -74,6 +81,7 @@ class RestoreOrder:
     advertise: str | None
     controllers: Sequence[HostPort]
     state_file: Path
+    broker_users: Path | None = None
 
 
 class ClusterRestore:
@@ -105,12 +113,18 @@ class ClusterRestore:
             if not real:
                 raise ConfigError("the new cluster has no live broker: start it first")
             listener = await new_cluster.inter_broker_listener(cluster, min(real))
-            checks.check_listener(listener)
+            security = await asyncio.to_thread(
+                phantom_security, self._config, listener, order.broker_users
+            )
             await checks.check_rights(controller, max({*real, *phantoms.ids}) + 1)
             plan = await self._planned(cluster, controller, seen, real, phantoms)
+            if plan.has_local_history:
+                check_producer_ids(order.state.producer_id_max)
+            further = partial(ActiveController, self._config, addresses)
             yield _Run(
                 self._config, order, self._say, job, cluster, controller, phantoms, listener, real,
-                plan,
+                plan, security,
+                ProducerIds(cluster, controller, further, phantoms, real.values()),
             )  # fmt: skip
 
     def _job(self, seen: FoundTopics) -> RestoreJob:
@@ -142,6 +156,8 @@ class ClusterRestore:
         names = {topic.name for topic in archived}
         some = {name: topic for name, topic in seen.topics.items() if name in names}
         found = await new_cluster.with_offsets(cluster, some, phantoms.ids)
+        epochs = epochs_to_ask(archived, found)
+        found = await new_cluster.with_epoch_ends(cluster, found, epochs)
         plan = plan_restore(archived, found, sorted(real), phantoms.ids)
         refused = await checks.refused_by_controller(controller, plan)
         topics = (
@@ -172,6 +188,8 @@ class _Run:
     listener: InterBrokerListener
     brokers: Mapping[int, HostPort]
     plan: RestorePlan
+    security: PhantomSecurity
+    producer_ids: ProducerIds
 
     async def to_the_end(self, began_at: float) -> RestoreReport:
         if self.job.has_phantoms or not self.plan.is_done:
@@ -195,22 +213,67 @@ class _Run:
     # --- with the phantoms ---
     async def _lead_and_leave(self) -> None:
         led = LedPartitions()
-        server = PhantomServer(led, self.brokers[min(self.brokers)])
         features = await requests.supported_features(self.controller)
-        async with server.listening(self._listen()) as port, asyncio.TaskGroup() as alive:
+        async with AsyncExitStack() as stack:
+            records, look = await self._records(stack, led)
+            server = PhantomServer(led, self._relay(), records, self.security, self.say)
+            port = await stack.enter_async_context(server.listening(self._listen()))
+            alive = await stack.enter_async_context(asyncio.TaskGroup())
             address = HostPort(self.order.advertise or self.order.listen.host, port)
             checks.check_address(address, self.brokers.values())
-            await checks.check_reach(address)
+            await checks.check_reach(address, self.security.as_broker)
             self.job = replace(self.job, port=port)
             await self._note(RestoreStep.REGISTER)
             await self.phantoms.register(self.job.cluster_id, self.listener, address, features)
             beats = alive.create_task(self.phantoms.keep_alive())
-            placement = Placement(self.cluster, self.controller, self.phantoms, led, self._note)
+            if self.plan.has_local_history:
+                await self._note(RestoreStep.PRODUCER_IDS)
+                await self.producer_ids.pass_over(self.order.state.producer_id_max)
+            placement = Placement(
+                self.cluster, self.controller, self.phantoms, led, self._note, look
+            )
             await self._create(led)
             await placement.converge(self._goals())
             await self._note(RestoreStep.LEAVE)
             await self._leave(placement, server)
             beats.cancel()
+
+    async def _records(
+        self, stack: AsyncExitStack, led: LedPartitions
+    ) -> tuple[RecordSource, Callable[[], None]]:
+        """What the phantoms serve, and a look at it, which raises FetchProxyError if it fails."""
+        tps: dict[Place, TopicIdPartition] = {}
+        ends: dict[Place, int] = {}
+        for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE):
+            archived = topic.archived
+            for number, one in enumerate(archived.partitions):
+                if one.local is not None and archived.topic_id is not None:
+                    place = (topic.name, number)
+                    tps[place] = TopicIdPartition(archived.topic_id, topic.name, number)
+                    ends[place] = one.end_offset
+        if not tps:
+            return NoRecords(), lambda: None
+        source = archived_records(self.config, tps, ends, self.producer_ids.pass_over)
+        records = await stack.enter_async_context(source)
+        said_at, said_bytes = 0.0, 0
+        clock = asyncio.get_running_loop().time
+
+        def look() -> None:
+            nonlocal said_at, said_bytes
+            if records.fault is not None:
+                raise records.fault
+            if led.sent_bytes > said_bytes and clock() > said_at + _PROGRESS_INTERVAL_S:
+                said_at, said_bytes = clock(), led.sent_bytes
+                self.say(f"local history: followers have fetched {said_bytes >> 10} KiB")
+
+        return records, look
+
+    def _relay(self) -> Relay | None:
+        """None: no client connects to the listener of the brokers."""
+        if self.config.cluster.security_protocol != self.listener.protocol:
+            return None
+        address = self.brokers[min(self.brokers)]
+        return Relay(address, self.security.as_nobody)
 
     def _listen(self) -> HostPort:
         """Raises ConfigError if followers of an earlier run connect to another port."""
@@ -226,25 +289,25 @@ class _Run:
 
     async def _create(self, led: LedPartitions) -> None:
         await self._note(RestoreStep.CREATE)
+        taken = {topic.name: {_UNCLEAN: "false"} for topic in self.plan.of(TopicAction.TAKE)}
+        for fault in await rights.set_topic_configs(self.cluster, taken):
+            self.say(fault)  # the report has it, too
         for topic in self.plan.of(TopicAction.CREATE):
-            # An unclean election would choose a follower that is not placed yet.
+            # As in taken topics: an unclean election would choose a follower that is not placed.
             configs = dict(topic.archived.configs) | {_UNCLEAN: "false"}
             count = len(topic.archived.partitions)
             topic_id = await requests.create_topic(
                 self.controller, topic.name, count, self.phantoms.ids, configs
             )
             if topic_id is not None:
-                led.lead(topic.name, topic_id, dict(enumerate(_starts(topic))))
+                goals = enumerate(partition_goals(topic))
+                led.lead(topic.name, topic_id, {n: led_log(goal) for n, goal in goals})
 
     def _goals(self) -> dict[Place, PartitionGoal]:
         return {
-            (topic.name, number): PartitionGoal(
-                one.end_offset,
-                one.leader_epoch if one.leader_epoch <= EPOCHS_RAISED_MAX else 0,
-                topic.replicas[number],
-            )
+            (topic.name, number): goal
             for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE)
-            for number, one in enumerate(topic.archived.partitions)
+            for number, goal in enumerate(partition_goals(topic))
         }
 
     async def _leave(self, placement: Placement, server: PhantomServer) -> None:
@@ -295,6 +358,8 @@ class _Run:
         kept = list(self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP))
         seen = await new_cluster.read_placements(self.cluster, [topic.name for topic in kept])
         found = await new_cluster.with_offsets(self.cluster, seen.topics, self.phantoms.ids)
+        epochs = epochs_to_ask([topic.archived for topic in kept], found)
+        found = await new_cluster.with_epoch_ends(self.cluster, found, epochs)
         old_ends = {
             (topic.name, one.partition): one.log_end_offset
             for topic in self.order.state.topics
@@ -303,17 +368,20 @@ class _Run:
         restored: dict[Place, PlacedPartition] = {}
         faults: list[str] = []
         for topic in kept:
-            for number, start in enumerate(_starts(topic)):
-                place = (topic.name, number)
+            for number, one in enumerate(topic.archived.partitions):
+                place, end = (topic.name, number), one.end_offset
                 partition = found[topic.name].partitions[number]
-                if partition.log_start_offset != start:
+                start = partition.log_start_offset
+                if start is None or not is_placed(partition, end):
                     faults.append(
-                        f"{topic.name}-{number} begins at {partition.log_start_offset}, expected "
-                        f"{start}: let nobody write to it, delete the topic, and run it again"
+                        f"{topic.name}-{number} begins at {start}, expected {one.start_offset}, "
+                        f"and new records at {end}: let nobody write to it, delete the topic, and "
+                        "run it again"
                     )
                     continue
-                end = max(old_ends.get(place, start), start)
-                restored[place] = PlacedPartition(start, end, partition.leader_epoch)
+                old_end = max(old_ends.get(place, end), end)
+                epoch = partition.leader_epoch
+                restored[place] = PlacedPartition(end, old_end, epoch, min(start, end))
         return restored, faults
 
     async def _set_configs(self) -> list[str]:
@@ -358,9 +426,9 @@ class _Run:
     ) -> RestoreReport:
         state = self.order.state
         lost = tuple(
-            LostRecords(*place, one.start_offset, one.old_end_offset)
+            LostRecords(*place, one.end_offset, one.old_end_offset)
             for place, one in sorted(restored.items())
-            if one.old_end_offset > one.start_offset
+            if one.old_end_offset > one.end_offset
         )
         return RestoreReport(
             topics=len({topic for topic, _ in restored}),
@@ -374,11 +442,18 @@ class _Run:
             by_hand=tuple(_by_hand(state, groups)),
             faults=tuple(faults),
             seconds=round(seconds, 3),
+            local=tuple(self._local(restored)),
+            producer_id_max=self.producer_ids.passed,
         )
 
-
-def _starts(topic: PlannedTopic) -> list[int]:
-    return [one.end_offset for one in topic.archived.partitions]
+    def _local(self, restored: Mapping[Place, PlacedPartition]) -> Iterator[LocalRecords]:
+        for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
+            for number, one in enumerate(topic.archived.partitions):
+                placed = restored.get((topic.name, number))
+                if placed is None or (one.local is None and not one.why_not_local):
+                    continue
+                start, end = placed.start_offset, placed.end_offset
+                yield LocalRecords(topic.name, number, start, end, one.why_not_local)
 
 
 def _by_hand(state: ClusterState, groups: GroupPlan) -> list[str]:

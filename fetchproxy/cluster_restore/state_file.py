@@ -28,6 +28,7 @@ class RestoreStep(StrEnum):
 
     CHECK = "check"
     REGISTER = "register"
+    PRODUCER_IDS = "producer ids"  # only with local history
     CREATE = "create"
     RAISE = "raise"
     PLACE = "place"

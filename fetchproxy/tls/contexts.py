@@ -31,6 +31,15 @@ def server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
     """The context for the listeners. Raises ConfigError."""
     context = ServerSideContext(ssl.PROTOCOL_TLS_SERVER)
     context.sni_callback = on_server_name
+    return _loaded(context, config, tls)
+
+
+def stream_server_context(config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
+    """The same for asyncio's own servers, which send no alerts. Raises ConfigError."""
+    return _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config, tls)
+
+
+def _loaded(context: ssl.SSLContext, config: GatewayConfig, tls: TlsConfig) -> LoadedContext:
     context.minimum_version = ssl.TLSVersion[tls.protocol_min.replace(".", "_")]
     ends = _load_own(context, "gateway", config)
     _load_authorities(context, "gateway.tls_client_ca_file", config.tls_client_ca_file)

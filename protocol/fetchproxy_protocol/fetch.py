@@ -60,6 +60,7 @@ _OFFSET_AT = positions_by_size("FetchOffset")
 _BYTES_MAX_AT = positions_by_size("PartitionMaxBytes")
 _LEADER_EPOCH_AT = positions_by_size("CurrentLeaderEpoch")
 _FOLLOWERS_START_AT = positions_by_size("LogStartOffset")
+_LAST_EPOCH_AT = positions_by_size("LastFetchedEpoch")
 _HEAD = Struct(">iii")  # max wait, min bytes, max bytes
 _SESSION = Struct(">ii")  # id, epoch
 _LIMITS = Struct(">iiiBii")  # max wait, min bytes, max bytes, isolation level, session id and epoch
@@ -117,6 +118,16 @@ def followers_log_start(entry: FetchEntry) -> int:
     """Where the log of a follower that fetches begins (v5+); a consumer writes -1."""
     at = _FOLLOWERS_START_AT[min(len(entry), REQUEST_ENTRY_BYTES_MAX)]
     return INT64.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
+
+
+def last_fetched_epoch(entry: FetchEntry) -> int:
+    """The leader epoch of the last batch in a follower's log (v12+). -1: its log is empty, or has
+    no epochs, or a consumer fetches.
+    """
+    if len(entry) < REQUEST_ENTRY_BYTES[FETCH_FLEXIBLE_FROM]:
+        return NO_LEADER_EPOCH
+    at = _LAST_EPOCH_AT[min(len(entry), REQUEST_ENTRY_BYTES_MAX)]
+    return INT32.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
 
 
 def from_offset(entry: FetchEntry, offset: int) -> FetchEntry:

@@ -1,7 +1,7 @@
 """The messages with which a broker registers, leads partitions and leaves (KRaft, KIP-500), and
 those with which it responds to its followers.
 
-The first four are requests to the active controller, on the controllers' own listener. The
+The first five are requests to the active controller, on the controllers' own listener. The
 responses of the last part are for other brokers, which fetch as replicas. Only fields without tags
 are here: none of the others is needed. A test compares all tables with Kafka's own schemas.
 """
@@ -90,6 +90,18 @@ UNREGISTER_BROKER_RESPONSE = Structure(
     Field("error_message", NULLABLE_TEXT),
 )
 
+ALLOCATE_PRODUCER_IDS_VERSION = 0
+ALLOCATE_PRODUCER_IDS_REQUEST = Structure(
+    Field("broker_id", I32),
+    Field("broker_epoch", I64),
+)
+ALLOCATE_PRODUCER_IDS_RESPONSE = Structure(
+    Field("throttle_time_ms", I32),
+    Field("error_code", I16),
+    Field("producer_id_start", I64),
+    Field("producer_id_len", I32),
+)
+
 # --- a leader's word on its followers -------------------------------------------------------------
 ALTER_PARTITION_VERSION = 2  # the lowest with topic ids; later ones check the followers' epochs too
 ALTER_PARTITION_REQUEST = Structure(
@@ -174,6 +186,28 @@ LIST_OFFSETS_RESPONSE = Structure(
                             Field("timestamp", I64, 1, default=-1),
                             Field("offset", I64, 1, default=-1),
                             Field("leader_epoch", I32, 4, default=-1),
+                        )
+                    ),
+                ),
+            )
+        ),
+    ),
+)
+OFFSET_FOR_LEADER_EPOCH_RESPONSE = Structure(
+    Field("throttle_time_ms", I32, 2, default=0),
+    Field(
+        "topics",
+        Array(
+            Structure(
+                Field("topic", TEXT),
+                Field(
+                    "partitions",
+                    Array(
+                        Structure(
+                            Field("error_code", I16),
+                            Field("partition", I32),
+                            Field("leader_epoch", I32, 1, default=-1),
+                            Field("end_offset", I64, default=-1),
                         )
                     ),
                 ),

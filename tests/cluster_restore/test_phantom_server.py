@@ -13,12 +13,12 @@ from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 
 from fetchproxy.brokers.messages import decode_api_versions
 from fetchproxy.cluster_restore.led_partitions import LedPartitions
-from fetchproxy.cluster_restore.phantom_server import PhantomServer
+from fetchproxy.cluster_restore.phantom_server import PhantomServer, Relay
 from fetchproxy.config.values import HostPort, parse_host_port
 from fetchproxy.errors import ConfigError
 from lab.kafka import KafkaServer
 
-NOBODY = HostPort("127.0.0.1", 1)
+NOBODY = None
 ANY_PORT = HostPort("127.0.0.1", 0)
 
 
@@ -41,7 +41,12 @@ async def test_a_fetcher_is_offered_what_followers_use(version: int) -> None:
         error, offered = await asked_as_fetcher(port, version)
     assert error == 0
     assert offered[ApiKey.FETCH] == (12, 18)
-    assert offered.keys() == {ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.API_VERSIONS}
+    assert offered.keys() == {
+        ApiKey.FETCH,
+        ApiKey.LIST_OFFSETS,
+        ApiKey.API_VERSIONS,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    }
 
 
 async def test_a_newer_api_versions_is_refused_in_its_oldest_form() -> None:
@@ -55,7 +60,7 @@ async def test_a_clients_connection_is_passed_on_to_a_real_broker(
     kafka_server: KafkaServer,
 ) -> None:
     kafka_server.create_topic("seen-through-the-phantom")
-    relay = parse_host_port(kafka_server.bootstrap)
+    relay = Relay(parse_host_port(kafka_server.bootstrap))
 
     def topics(port: int) -> set[str]:
         client = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})

@@ -77,6 +77,26 @@ def test_a_lost_cluster_is_restored_by_one_command(
     assert_no_phantom(bootstrap, {1})
 
 
+def test_the_plan_and_the_report_say_what_is_local(
+    lost_clusters_store: str, new_cluster: KafkaServer, tmp_path: Path
+) -> None:
+    bootstrap = new_cluster.bootstrap
+    where = ("--store", lost_clusters_store, "--bootstrap", bootstrap)
+    command = ("cluster", "restore", *where, "--state", str(tmp_path / "job"), "--local", "30d")
+
+    wrong = fetchproxy(*command[:-1], "much")
+    assert wrong.returncode == 2
+    assert "--local much: expected a size such as 10GiB, or an age such as 7d" in wrong.stderr
+    plan = output_of(*command, "--dry-run").splitlines()
+    assert [line for line in plan if f"begins at 0 with local history up to {RECORDS}" in line]
+    assert json.loads(output_of(*command, "--dry-run", "--json"))["producer_id_blocks"] == 0
+
+    report = output_of(*command).splitlines()
+
+    assert f"local history: {NAME}-0: offsets 0 to {RECORDS - 1}" in report
+    assert ends(bootstrap, NAME, 1) == [(0, RECORDS)]
+
+
 def test_an_archive_without_a_state_is_an_error(kafka_server: KafkaServer, tmp_path: Path) -> None:
     where = ("--store", new_store(tmp_path), "--bootstrap", kafka_server.bootstrap)
     done = fetchproxy("cluster", "restore", *where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,21 @@ from fetchproxy.cluster_restore.next_step import (
     PartitionStep,
     next_step,
     other_first,
+    partition_goals,
 )
 from fetchproxy.cluster_restore.plan import (
     FoundPartition,
     FoundTopic,
+    LocalHistory,
+    LostPartition,
+    LostTopic,
     RestorePlan,
     TopicAction,
     diff_lines,
     plan_restore,
+    producer_id_blocks,
 )
+from fetchproxy.cluster_restore.producer_ids import PRODUCER_ID_BLOCKS_MAX, check_producer_ids
 from fetchproxy.cluster_restore.state_file import (
     PhantomIdentity,
     RestoreJob,
@@ -43,6 +50,7 @@ from fetchproxy.cluster_state.state import (
     TopicState,
 )
 from fetchproxy.errors import ConfigError
+from fetchproxy.model import EpochStart
 
 PHANTOMS = (9_999, 9_998)
 REAL = (1, 2, 3)
@@ -91,6 +99,59 @@ def test_a_topic_is_created_taken_kept_or_refused(
     assert bool(of_topic.why) == (action is TopicAction.REFUSE)
 
 
+HISTORY = LocalHistory(40, (EpochStart(2, 40),))
+
+
+@pytest.mark.parametrize(
+    ("one", "action"),
+    [
+        (None, TopicAction.CREATE),
+        (partition_now(log=(0, 0)), TopicAction.TAKE),
+        (replace(partition_now(log=(40, 100)), epoch_end=100), TopicAction.KEEP),
+        (replace(partition_now(log=(40, 130)), epoch_end=100), TopicAction.KEEP),
+        (replace(partition_now(log=(70, 130)), epoch_end=100), TopicAction.KEEP),  # retention
+        (partition_now(log=(100, 130)), TopicAction.KEEP),
+        (replace(partition_now(log=(40, 130)), epoch_end=120), TopicAction.REFUSE),
+        (replace(partition_now(log=(0, 130)), epoch_end=-1), TopicAction.REFUSE),
+        (replace(partition_now(log=(40, 90)), epoch_end=90), TopicAction.REFUSE),
+    ],
+)
+@pytest.mark.parametrize("local", [HISTORY, None])
+def test_a_partition_with_archived_records_is_told_from_others(
+    one: FoundPartition | None, action: TopicAction, local: LocalHistory | None
+) -> None:
+    partition = LostPartition(100, 2, 2, local)
+    lost = LostTopic("orders", 3, (partition,))
+    topics = {} if one is None else {"orders": FoundTopic("orders", uuid.uuid4(), {0: one})}
+    [of_topic] = plan_restore([lost], topics, REAL, PHANTOMS).topics
+    assert of_topic.action is action
+
+
+def test_the_plan_names_local_history_and_producer_ids() -> None:
+    partition = LostPartition(100, 2, 2, HISTORY, "below 40 leader epochs do not rise")
+    plan = plan_restore([LostTopic("orders", 3, (partition,))], {}, REAL, PHANTOMS)
+    _, line, producers = diff_lines(plan, 2_345)
+    assert "begins at 40 with local history up to 100 (below 40 leader epochs do" in line
+    assert producers == "~ producer ids up to 2345 are passed over: up to 3 blocks of 1000"
+    [goal] = partition_goals(plan.topics[0])
+    # A phantom that leads in epoch 2 hands over in epoch 3.
+    assert (goal.leader_epoch, goal.end_offset, goal.local) == (3, 100, HISTORY)
+
+
+@pytest.mark.parametrize(("highest", "blocks"), [(-1, 0), (0, 1), (999, 1), (1_000, 2)])
+def test_blocks_of_producer_ids(highest: int, blocks: int) -> None:
+    partition = LostPartition(100, 2, 2, HISTORY)
+    plan = plan_restore([LostTopic("orders", 3, (partition,))], {}, REAL, PHANTOMS)
+    assert producer_id_blocks(plan, highest) == blocks
+    assert producer_id_blocks(RestorePlan(()), highest) == 0
+
+
+def test_too_many_producer_ids_are_refused() -> None:
+    check_producer_ids(PRODUCER_ID_BLOCKS_MAX * 1_000 - 1)
+    with pytest.raises(ConfigError, match="run it without --local"):
+        check_producer_ids(PRODUCER_ID_BLOCKS_MAX * 1_000)
+
+
 def test_more_replicas_than_brokers_are_refused() -> None:
     [of_topic] = planned(None, brokers=(1, 2)).topics
     assert of_topic.action is TopicAction.REFUSE
@@ -115,6 +176,8 @@ BOTH = (*PHANTOMS, *REAL)
 STEPS = [
     (partition_now(-1, replicas=PHANTOMS), PartitionStep.WAIT),
     (partition_now(9_999, replicas=PHANTOMS), PartitionStep.SWAP),
+    (partition_now(9_999, replicas=PHANTOMS, in_sync=(9_999,)), PartitionStep.ALONE),
+    (partition_now(9_999, replicas=PHANTOMS, in_sync=(9_999,), epoch=4), PartitionStep.SPREAD),
     (partition_now(9_999, replicas=(9_998, 9_999), epoch=0), PartitionStep.LEAD),
     (partition_now(9_999, replicas=PHANTOMS, epoch=4), PartitionStep.SPREAD),
     (
@@ -123,6 +186,7 @@ STEPS = [
     ),
     (partition_now(9_999, replicas=BOTH, epoch=4), PartitionStep.REMOVE),
     (partition_now(1, epoch=5), PartitionStep.WAIT),
+    (partition_now(1, epoch=5, log=(30, 60)), PartitionStep.WAIT),  # it has records
     (partition_now(1, epoch=5, log=(100, 100)), PartitionStep.DONE),
     (partition_now(1, replicas=BOTH, log=(100, 100)), PartitionStep.REMOVE),
     (partition_now(1, log=(0, 0)), PartitionStep.ATTACH),
@@ -135,6 +199,19 @@ STEPS = [
 def test_the_next_step_of_a_partition(one: FoundPartition, step: PartitionStep) -> None:
     goal = PartitionGoal(100, 5, REAL)
     assert next_step(goal, one, PHANTOMS, frozenset(REAL)) is step
+
+
+@pytest.mark.parametrize("placed", [frozenset(), frozenset({1, 2})])
+def test_real_brokers_without_the_log_leave_the_in_sync_replicas_first(
+    placed: frozenset[int],
+) -> None:
+    taken = partition_now(9_999, replicas=BOTH)
+    assert next_step(PartitionGoal(100, 5, REAL), taken, PHANTOMS, placed) is PartitionStep.ALONE
+
+
+def test_a_partition_without_archived_records_may_have_new_ones() -> None:
+    stray = partition_now(1, replicas=BOTH, log=(30, 60))
+    assert next_step(PartitionGoal(0, 0, REAL), stray, PHANTOMS, set()) is PartitionStep.REMOVE
 
 
 @pytest.mark.parametrize("placed", [frozenset(), frozenset({1}), frozenset({1, 2})])
@@ -194,6 +271,13 @@ def test_groups_go_on_and_differences_have_numbers() -> None:
     assert list(plan.left_out) == ["shared"]
 
 
+def test_a_group_within_local_history_needs_no_archive() -> None:
+    places = {("t", 0): PlacedPartition(100, 100, 5, local_start_offset=60)}
+    groups = [group("within", {("t", 0): 70}), group("below", {("t", 0): 50})]
+    [below] = plan_groups(groups, places).differences
+    assert (below.group, below.new_offset, below.archived) == ("below", 50, 10)
+
+
 def test_a_topic_without_archive_begins_where_its_log_ended() -> None:
     state = TopicState("t", uuid.uuid4(), 3, 1, (), (), (PartitionState(0, 10, 500, 8),))
     [partition] = archived_topic(state, {}).partitions
@@ -210,13 +294,17 @@ def test_a_partition_whose_end_nobody_knows_is_refused() -> None:
     [
         ({}, ("PLAINTEXT", 0)),
         ({"inter.broker.listener.name": "INSIDE",
-          "listener.security.protocol.map": "INSIDE:SASL_SSL,OUT:PLAINTEXT"}, ("INSIDE", 3)),
+          "listener.security.protocol.map": "INSIDE:SASL_SSL,OUT:PLAINTEXT"},
+         ("INSIDE", 3, "GSSAPI")),
+        ({"security.inter.broker.protocol": "SASL_PLAINTEXT",
+          "sasl.mechanism.inter.broker.protocol": "PLAIN",
+          "listener.security.protocol.map": ""}, ("SASL_PLAINTEXT", 2, "PLAIN")),
         ({"security.inter.broker.protocol": "SSL",
           "listener.security.protocol.map": "SSL:SSL"}, ("SSL", 1)),
     ],
 )  # fmt: skip
 def test_the_listener_of_brokers_among_themselves(
-    configs: dict[str, str | None], listener: tuple[str, int]
+    configs: dict[str, str | None], listener: tuple[str, int] | tuple[str, int, str]
 ) -> None:
     assert listener_of(configs) == InterBrokerListener(*listener)
 
@@ -236,4 +324,4 @@ def test_the_file_of_a_restore(tmp_path: Path) -> None:
 def test_phantoms_may_be_there_from_their_registration_to_their_end() -> None:
     job = RestoreJob("c", 5, ())
     may = [step for step in RestoreStep if job.at(step).has_phantoms]
-    assert may == list(RestoreStep)[1:7]
+    assert may == list(RestoreStep)[1:8]

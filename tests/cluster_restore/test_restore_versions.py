@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from local_restore import LocalRestore
+from lost_history import lose_history
 from restore_process import group, order_of, topic
 from test_cluster_restore import assert_no_phantom, consumed, ends, produced, restored
+from test_local_history import assert_producers_go_on, assert_same_records
 
 from lab.kafka import KafkaServer
 from lab.kafka_versions import KAFKA_3_9, KAFKA_NEWEST
@@ -49,4 +52,18 @@ async def test_new_and_empty_topics_begin_at_their_offsets(
     records = consumed(bootstrap, NAME, "readers")
     assert next(records) == (2, STARTS[2], b"next")
     records.close()
+    assert_no_phantom(bootstrap, {1})
+
+
+def test_local_history_is_as_before(
+    own_kafka_server: KafkaServer, other_kafka: KafkaServer, tmp_path: Path
+) -> None:
+    lost = lose_history(own_kafka_server, "history", tmp_path)
+    bootstrap, servers = other_kafka.bootstrap, {1: other_kafka}
+
+    report = LocalRestore(bootstrap, lost.store, tmp_path / "job", "300KiB", 1).report()
+
+    starts = assert_same_records(bootstrap, servers, lost)
+    assert [one["first_offset"] for one in report["local"]] == list(starts.values())
+    assert_producers_go_on(bootstrap, servers, lost)
     assert_no_phantom(bootstrap, {1})

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "fetchproxy cluster recover-journal": "cluster_state/test_recover_journal.py",
     "fetchproxy cluster restore": "cluster_restore/test_restore_command.py",
     "fetchproxy cluster show": "cluster_restore/test_restore_command.py",
+    "fetchproxy user broker": "cluster_restore/test_secured_brokers.py uses what it prints",
     "fetchproxy resolve": "e2e/test_replaced_disk.py",
     "helm install": "packaging/test_helm_chart.py renders what it installs; no test has a cluster",
     "kubectl --namespace": "needs a cluster of Kubernetes; no test has one",

@@ -18,11 +18,19 @@ VERSIONS = {
     "BrokerRegistration": [tables.BROKER_REGISTRATION_VERSION],
     "BrokerHeartbeat": [tables.BROKER_HEARTBEAT_VERSION],
     "UnregisterBroker": [tables.UNREGISTER_BROKER_VERSION],
+    "AllocateProducerIds": [tables.ALLOCATE_PRODUCER_IDS_VERSION],
     "AlterPartition": [tables.ALTER_PARTITION_VERSION],
     "ApiVersions": list(range(5)),
     "ListOffsets": list(range(6, 12)),
+    "OffsetForLeaderEpoch": list(range(2, 5)),
 }
-OF_BROKERS = ("BrokerRegistration", "BrokerHeartbeat", "UnregisterBroker", "AlterPartition")
+OF_BROKERS = (
+    "BrokerRegistration",
+    "BrokerHeartbeat",
+    "UnregisterBroker",
+    "AllocateProducerIds",
+    "AlterPartition",
+)
 CASES = [
     *((f"{api}Request", v) for api in OF_BROKERS for v in VERSIONS[api]),
     *((f"{api}Response", v) for api in VERSIONS for v in VERSIONS[api]),
