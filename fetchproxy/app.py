@@ -59,6 +59,7 @@ from fetchproxy.runtime.garbage import spare_collections, visit_exempt_objects
 from fetchproxy.runtime.heap import give_back_freed_memory, glibc_allocator
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.runtime.timed_loop import measure_event_loop_lag, publish_event_loop_time
+from fetchproxy.serving.archive_only.kept_state import KeptState
 from fetchproxy.serving.archive_only.server import open_archive_only
 from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
@@ -548,6 +549,7 @@ def _archive_only(
         tls=parts.listener_tls,
         limits=parts.limits.serving,
         health=parts.health,
+        kept=KeptState(parts.storage.objects),
     )
 
 

@@ -19,6 +19,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.archive_only.kept_state import KeptState
 from fetchproxy.serving.archive_only.server import open_archive_only
 from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
@@ -127,6 +128,7 @@ async def serve_archive(
             lambda p: f"{p}-{next(ids)}",
             listener_context(config.gateway, config.tls),
             limits=replace(QUICK, **limits),
+            kept=KeptState(planted.storage.objects),
         ) as server,
     ):
         served = ServedArchive(server)

@@ -258,6 +258,11 @@ class User:
     groups: Names
     credentials: Mapping[str, ScramCredential] = field(default_factory=dict, repr=False)
 
+    @property
+    def sees_everything(self) -> bool:
+        """Whether the user may read all topics, and so may know all names."""
+        return "" in self.topics.beginnings
+
 
 _EVERYTHING = Names.of("*")
 # Every client, if there is no file of users.

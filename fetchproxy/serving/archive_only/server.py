@@ -23,6 +23,7 @@ from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
 from fetchproxy.serving.archive_only.groups import GroupCoordinator, GroupMemory
 from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts
+from fetchproxy.serving.archive_only.kept_state import KeptState
 from fetchproxy.serving.archive_only.logins import Logins
 from fetchproxy.serving.archive_only.session import ArchiveOnlySession
 from fetchproxy.serving.archive_only.topics import ArchiveWatch
@@ -44,6 +45,7 @@ async def open_archive_only(
     tls: ReloadingContext | None = None,
     limits: ArchiveOnlyLimits = ArchiveOnlyLimits(),  # noqa: B008 - frozen
     health: Health | None = None,
+    kept: KeptState | None = None,
 ) -> AsyncIterator[Listener]:
     """The listener opens once the archive was listed.
 
@@ -60,7 +62,7 @@ async def open_archive_only(
         if logins is not None:
             opened.callback(logins.close)
             await logins.load()
-        archive = ArchiveWatch(rlmm, descriptions, section.refresh_interval_ms / 1000)
+        archive = ArchiveWatch(rlmm, descriptions, section.refresh_interval_ms / 1000, kept)
         await archive.load()
         async with Listener(config.gateway, limits, tls, "archive_only", health=health) as listener:
             if health is not None and logins is not None:

@@ -23,6 +23,7 @@ from fetchproxy.serving.archive_only.apis import (
     administration,
     consumer_groups,
     consumer_offsets,
+    kept_acls,
     log_offsets,
     lookups,
 )
@@ -160,6 +161,7 @@ ADVERTISED: Mapping[int, ServedApi] = {
         *consumer_groups.APIS,
         *consumer_offsets.APIS,
         *administration.APIS,
+        *kept_acls.APIS,
         # Refused but advertised: librdkafka takes a broker without it for one too old for the
         # present record format, and then reads nothing.
         ServedApi(ApiKey.PRODUCE, 0, 12, _refuse_produce),

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import structlog
 
+from fetchproxy.cluster_state.state import EPOCH_UNKNOWN
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
@@ -27,6 +28,7 @@ from fetchproxy.observability.metrics import ARCHIVE_ONLY_TOPICS
 from fetchproxy.runtime.cooperative import cooperative, for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.segments.topic_description import TopicDescription
+from fetchproxy.serving.archive_only.kept_state import KeptState
 from fetchproxy.storage.listings import Unlisted
 
 log = structlog.get_logger(__name__)
@@ -115,8 +117,11 @@ class ArchiveWatch:
         rlmm: RemoteLogMetadataManager,
         descriptions: TopicDescriptions,
         refresh_interval_s: float,
+        kept: KeptState | None = None,
     ) -> None:
+        """`kept`: None: nothing is known of the cluster but its records."""
         self._rlmm = rlmm
+        self.kept = kept
         self._descriptions = descriptions
         self._interval_s = refresh_interval_s
         self._reads = asyncio.Semaphore(READS_AT_ONCE_MAX)
@@ -208,6 +213,12 @@ class ArchiveWatch:
             looks.create_task(for_each(few, look, READS_AT_ONCE_MAX))
         return results
 
+    def leader_epoch(self, tp: TopicIdPartition) -> int:
+        """As the cluster had it, or the archive has it; -1: there is no state of the cluster."""
+        if self.kept is None:
+            return EPOCH_UNKNOWN
+        return self.kept.leader_epoch(tp, self._rlmm.view(tp))
+
     def watch_ends(self, tps: Iterable[TopicIdPartition]) -> None:
         """Clients wait at these ends: look for a while whether they grow."""
         until = asyncio.get_running_loop().time() + 2 * self._interval_s
@@ -247,6 +258,8 @@ class ArchiveWatch:
             times = [segment.event_timestamp_ms for segment in view.segments]
             archived_at[tp.topic_id] = max([archived_at.get(tp.topic_id, 0), *times])
         described = await self._descriptions.refresh()
+        if self.kept is not None:
+            await self.kept.refresh()
         self.catalogue = build_catalogue(tps, archived_at, described)
         ARCHIVE_ONLY_TOPICS.set(len(self.catalogue.by_name))
 

@@ -2,9 +2,9 @@
 
 A client takes an API that is not advertised for one that the broker is too old for: MirrorMaker 2
 then waits a minute for each record, and consoles hide a page. So these APIs are advertised. A
-question gets the true answer in Kafka's own words: no ACLs (SECURITY_DISABLED, as from a broker
-without an authorizer), no quotas, no reassignments, no producers, no transactions, one log dir
-with the archive's sizes. A change gets POLICY_VIOLATION with the reason, if there is room for it.
+question gets the true answer in Kafka's own words: no quotas, no reassignments, no producers, no
+transactions, one log dir with the archive's sizes; for ACLs see `kept_acls`. A change gets
+POLICY_VIOLATION with the reason, if there is room for it.
 
 Two errors are others, as clients retry POLICY_VIOLATION there: InitProducerId gets
 CLUSTER_AUTHORIZATION_FAILED, and FindCoordinator for a transaction
@@ -24,6 +24,7 @@ from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import cooperative
+from fetchproxy.serving.archive_only.apis.kept_acls import NO_ACLS
 from fetchproxy.serving.archive_only.apis.lookups import LOOKUP_TOPICS_AT_ONCE
 from fetchproxy.serving.archive_only.handling import (
     NODE_ID,
@@ -35,9 +36,8 @@ from fetchproxy.serving.archive_only.handling import (
 
 _Handler = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
 
-_NO_ACLS = "an archive has no ACLs; its users and what they may read are in archive_only.users_file"
 _REFUSAL = {"error_code": ErrorCode.POLICY_VIOLATION, "error_message": READ_ONLY}
-_SECURITY_DISABLED = {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": _NO_ACLS}
+_SECURITY_DISABLED = {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_ACLS}
 _TOPIC, _BROKER = 2, 4  # ConfigResource.Type
 # The name of the one log dir. The store's URL is not shown to clients.
 _LOG_DIR = "archive"
@@ -224,7 +224,6 @@ APIS = (
         1,
         _each("resources", "responses", "resource_type", "resource_name"),
     ),
-    ServedApi(ApiKey.DESCRIBE_ACLS, 0, 3, _always(**_SECURITY_DISABLED, resources=())),
     ServedApi(ApiKey.CREATE_ACLS, 0, 3, _each("creations", "results", refusal=_SECURITY_DISABLED)),
     ServedApi(
         ApiKey.DELETE_ACLS, 0, 3, _each("filters", "filter_results", refusal=_SECURITY_DISABLED)

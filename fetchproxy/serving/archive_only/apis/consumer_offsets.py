@@ -176,9 +176,18 @@ def _partition(parts: ArchiveOnlyParts, group: str, name: str, number: int) -> d
     return {
         "partition_index": number,
         "committed_offset": committed.offset,
-        "committed_leader_epoch": committed.leader_epoch,
+        "committed_leader_epoch": _known_epoch(parts, name, number, committed.leader_epoch),
         "metadata": committed.metadata or "",
     }
+
+
+def _known_epoch(parts: ArchiveOnlyParts, name: str, number: int, leader_epoch: int) -> int:
+    """-1 for one above that of Metadata, with which a Java client would wait for ever: this node
+    may not have read the segments from which another one has it.
+    """
+    tp = parts.archive.catalogue.partition(name, number)
+    known = -1 if tp is None else parts.archive.leader_epoch(tp)
+    return leader_epoch if known < 0 or leader_epoch <= known else -1
 
 
 def _current(

@@ -10,10 +10,15 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.messages import MessageFields, elements
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.model import ZERO_UUID
+from fetchproxy.model import ZERO_UUID, TopicIdPartition
 from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
-from fetchproxy.serving.archive_only.topics import ArchivedTopic, Catalogue
+from fetchproxy.serving.archive_only.topic_settings import (
+    ConfigForm,
+    ConfigSource,
+    TopicSetting,
+)
+from fetchproxy.serving.archive_only.topics import ArchivedTopic, ArchiveWatch
 
 _BY_ID_FROM = 12
 # Topics described in a step: some with thousands of partitions, of which each takes 0.1 µs.
@@ -21,19 +26,18 @@ LOOKUP_TOPICS_AT_ONCE = 20
 # Kafka's max.request.partition.size.limit.
 _PARTITIONS_MAX = 2000
 _TOPIC, _BROKER = 2, 4  # ConfigResource.Type
-_STATIC = 4  # ConfigSource: STATIC_BROKER_CONFIG, because clients cannot change it
-_BOOLEAN, _TEXT, _LONG, _LIST = 1, 2, 5, 7  # ConfigType
-_Setting = tuple[str, str, int]
-_TOPIC_SETTINGS: tuple[_Setting, ...] = (
-    ("cleanup.policy", "delete", _LIST),
-    ("compression.type", "producer", _TEXT),
-    ("remote.storage.enable", "true", _BOOLEAN),
-    ("retention.bytes", "-1", _LONG),
-    ("retention.ms", "-1", _LONG),
+# Clients cannot change them.
+_STATIC = ConfigSource.OF_BROKERS_FILE
+_TOPIC_SETTINGS = (
+    TopicSetting("cleanup.policy", "delete", ConfigForm.LIST, _STATIC),
+    TopicSetting("compression.type", "producer", ConfigForm.TEXT, _STATIC),
+    TopicSetting("remote.storage.enable", "true", ConfigForm.BOOLEAN, _STATIC),
+    TopicSetting("retention.bytes", "-1", ConfigForm.LONG, _STATIC),
+    TopicSetting("retention.ms", "-1", ConfigForm.LONG, _STATIC),
 )
-_BROKER_SETTINGS: tuple[_Setting, ...] = (
-    ("auto.create.topics.enable", "false", _BOOLEAN),
-    ("remote.log.storage.system.enable", "true", _BOOLEAN),
+_BROKER_SETTINGS = (
+    TopicSetting("auto.create.topics.enable", "false", ConfigForm.BOOLEAN, _STATIC),
+    TopicSetting("remote.log.storage.system.enable", "true", ConfigForm.BOOLEAN, _STATIC),
 )
 _BROKERS = 1  # endpoint type; 2: controllers
 
@@ -41,8 +45,8 @@ _BROKERS = 1  # endpoint type; 2: controllers
 async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """The archive's topics under their true ids, on the only node.
 
-    Topics are never created. There is no leader, so there is no leader epoch (-1). So clients do
-    not fence or validate positions; archives are never truncated.
+    Topics are never created. Leader epochs are those of the cluster, if the archive has a state of
+    it; else there are none (-1), and clients do not validate positions.
     """
     named = (await request.read())["topics"]
     catalogue = parts.archive.catalogue
@@ -50,7 +54,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
     if named is None or (request.version == 0 and not named):
         archived_topics = catalogue.by_name.values()
         topics = [
-            topic_fields(topic)
+            topic_fields(parts.archive, topic)
             async for topic in cooperative(archived_topics, LOOKUP_TOPICS_AT_ONCE)
             if request.may_read(topic.name)
         ]
@@ -58,7 +62,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         # Each topic once, as from a broker: a small request must not make a huge response.
         unique = {(topic["name"], topic["topic_id"]): topic for topic in named}
         topics = [
-            _named_topic(catalogue, topic, request)
+            _named_topic(parts.archive, topic, request)
             async for topic in cooperative(unique.values(), LOOKUP_TOPICS_AT_ONCE)
         ]
     return await request.respond(
@@ -71,7 +75,8 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
     )
 
 
-def _named_topic(catalogue: Catalogue, fields: MessageFields, request: Request) -> dict[str, Any]:
+def _named_topic(archive: ArchiveWatch, fields: MessageFields, request: Request) -> dict[str, Any]:
+    catalogue = archive.catalogue
     name, topic_id = fields["name"], fields["topic_id"] or ZERO_UUID
     if request.version >= _BY_ID_FROM and name is None:
         topic = catalogue.by_id.get(topic_id)
@@ -83,17 +88,24 @@ def _named_topic(catalogue: Catalogue, fields: MessageFields, request: Request) 
     if topic is not None and not request.may_read(topic.name):
         topic, missing = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if topic is not None:
-        return topic_fields(topic)
+        return topic_fields(archive, topic)
     return {"error_code": missing, "name": name, "topic_id": topic_id, "partitions": ()}
 
 
-def topic_fields(topic: ArchivedTopic) -> dict[str, Any]:
+def topic_fields(archive: ArchiveWatch, topic: ArchivedTopic) -> dict[str, Any]:
     """A topic as Metadata and DescribeTopicPartitions show it."""
-    return {
-        "name": topic.name,
-        "topic_id": topic.topic_id,
-        "partitions": [partition_fields(number) for number in range(topic.partition_count)],
-    }
+    numbers = range(topic.partition_count)
+    partitions = [partition_fields(number) for number in numbers]
+    if archive.kept is not None and archive.kept.knows(topic.topic_id):
+        epochs = [
+            archive.leader_epoch(TopicIdPartition(topic.topic_id, topic.name, number))
+            for number in numbers
+        ]
+        partitions = [
+            {**fields, "leader_epoch": epoch}
+            for fields, epoch in zip(partitions, epochs, strict=True)
+        ]
+    return {"name": topic.name, "topic_id": topic.topic_id, "partitions": partitions}
 
 
 @cache
@@ -133,7 +145,7 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
             continue
         start = max(skipped, 0) if name == first else 0
         end = min(start + partitions_left, topic.partition_count)
-        fields = topic_fields(topic)
+        fields = topic_fields(parts.archive, topic)
         fields["partitions"] = fields["partitions"][start:end]
         topics.append(fields)
         partitions_left -= max(end - start, 0)
@@ -144,7 +156,8 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
 
 
 async def _describe_configs(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """The few settings that are true of an archive, all read-only.
+    """Of a topic: those that it had in the cluster, if the archive has a state of it. Else, and of
+    the node: the few settings that are true of an archive, all read-only.
 
     `kafka-topics --describe` and the usual consoles ask for them.
     """
@@ -164,10 +177,11 @@ def _configs_of(
     kind, name = resource["resource_type"], resource["resource_name"]
     keys = resource["configuration_keys"]
     result = {"resource_type": kind, "resource_name": name, "configs": ()}
+    of_cluster = False
     if kind == _TOPIC:
         if not request.may_read(name) or name not in parts.archive.catalogue.by_name:
             return result | {"error_code": request.missing(name)}
-        settings = _TOPIC_SETTINGS
+        settings, of_cluster = _settings_of_topic(parts, name)
     elif kind == _BROKER and name in ("", str(NODE_ID)):
         settings = _BROKER_SETTINGS
     else:
@@ -178,14 +192,22 @@ def _configs_of(
             {
                 "name": key,
                 "value": value,
-                "read_only": True,
-                "config_source": _STATIC,
+                "read_only": not of_cluster,
+                "config_source": source,
                 "config_type": form,
             }
-            for key, value, form in settings
+            for key, value, form, source in settings
             if keys is None or key in keys
         ]
     }
+
+
+def _settings_of_topic(parts: ArchiveOnlyParts, name: str) -> tuple[Sequence[TopicSetting], bool]:
+    """And whether they are those of the cluster."""
+    kept, topic = parts.archive.kept, parts.archive.catalogue.by_name[name]
+    if kept is None or not kept.knows(topic.topic_id):
+        return _TOPIC_SETTINGS, False
+    return list(kept.settings(topic.topic_id)), True
 
 
 async def _describe_cluster(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
