@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from fetchproxy.archive import stored_archive, wall_clock_ms
+from fetchproxy.archive import StoredArchive, stored_archive, wall_clock_ms
+from fetchproxy.auditing.journal_ends import ends_with_journal
 from fetchproxy.cli import options
 from fetchproxy.cli.console_client import AsJson, json_text
+from fetchproxy.cli.jobs import count
+from fetchproxy.cli.journal import segments_of_journal
 from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, safe_one_line, users_errors
 from fetchproxy.cli.state_time import At, epoch_ms
 from fetchproxy.cluster_restore.archived_topics import read_archived_topics
 from fetchproxy.cluster_restore.local_history import LocalAmount, parse_local_amount
-from fetchproxy.cluster_restore.plan import RestorePlan, diff_lines, producer_id_blocks
+from fetchproxy.cluster_restore.padding_plan import offsets_to_pad, padding_text
+from fetchproxy.cluster_restore.plan import (
+    RestoreBy,
+    RestorePlan,
+    beyond_state,
+    diff_lines,
+    producer_id_blocks,
+)
 from fetchproxy.cluster_restore.report import RestoreReport
 from fetchproxy.cluster_restore.restore import ClusterRestore, RestoreOrder
+from fetchproxy.cluster_restore.state_file import read_restore_job
 from fetchproxy.cluster_state.document import decode_state
 from fetchproxy.cluster_state.kept import state_at
 from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort, parse_bootstrap, parse_host_port
 from fetchproxy.errors import ConfigError
+from fetchproxy.model import TopicIdPartition
 
 TopicPattern = Annotated[
     str, typer.Option("--topics", metavar="REGEX", help="Only topics whose whole name matches.")
@@ -76,6 +88,15 @@ BrokerUsers = Annotated[
         "fetchproxy user prints. Default: cluster.sasl_username.",
     ),
 ]
+By = Annotated[
+    RestoreBy,
+    typer.Option(
+        "--by",
+        help="How partitions come to begin at their offsets. phantoms: a leader that exists only "
+        "meanwhile; it needs the controllers. padding: empty records, which are deleted then; it "
+        "needs CREATE, WRITE and DELETE on the topics alone, and takes longer.",
+    ),
+]
 StateFile = Annotated[
     Path,
     typer.Option(
@@ -86,9 +107,26 @@ StateFile = Annotated[
 ]
 
 
+class _Chosen(NamedTuple):
+    """`at_state`: partitions begin at the ends of the state."""
+
+    at_ms: int
+    at_state: bool
+
+
+def _state_time(at: str | None, state_file: Path) -> _Chosen:
+    """Without --at: the state of an unfinished restore, or the newest. Raises ConfigError."""
+    if at is not None:
+        return _Chosen(epoch_ms(at), True)
+    job = read_restore_job(state_file)
+    if job is not None and job.is_unfinished:
+        return _Chosen(job.read_at_ms, job.at_state)
+    return _Chosen(wall_clock_ms(), False)
+
+
 def order_of(
     config: Config,
-    at_ms: int,
+    chosen: _Chosen,
     topics: str,
     groups: str,
     listen: str,
@@ -97,8 +135,13 @@ def order_of(
     state_file: Path,
     local: str | None,
     broker_users: Path | None,
+    by: RestoreBy,
+    *,
+    dry_run: bool,
 ) -> RestoreOrder:
-    """Reads the archive. Raises ConfigError, RemoteStorageError, CorruptSegment."""
+    """Reads the archive; makes segments of its journal before, if it is not a `dry_run`. Raises
+    ConfigError, RemoteStorageError, CorruptSegment, OSError.
+    """
     is_topic, is_group = _matcher("--topics", topics), _matcher("--groups", groups)
     addresses = () if controllers is None else tuple(_parsed("--controllers", controllers))
     try:
@@ -107,17 +150,21 @@ def order_of(
         raise ConfigError(f"--listen {listen}: {error}") from None
 
     async def read() -> RestoreOrder:
+        faults = [] if dry_run else await _recover_journal(config)
         async with stored_archive(config) as archive:
             objects = archive.storage.objects
             kept = await objects.list_cluster_states()
-            if (found := state_at(kept, at_ms)) is None:
+            if (found := state_at(kept, chosen.at_ms)) is None:
                 raise ConfigError(
                     "the archive has no state of a cluster of that time: see "
                     "fetchproxy cluster show"
                 )
             state = decode_state(await objects.get_cluster_state(found), found.key)
             amount = None if local is None else _amount(local, state.read_at_ms)
-            archived = await read_archived_topics(archive, state, is_topic, amount)
+            journal = await _journal_ends(archive) if dry_run else {}
+            archived = await read_archived_topics(
+                archive, state, is_topic, amount, journal, at_state=chosen.at_state
+            )
         return RestoreOrder(
             state=_of_groups(state, is_group),
             topics=archived,
@@ -126,16 +173,40 @@ def order_of(
             controllers=addresses,
             state_file=state_file,
             broker_users=broker_users,
+            by=by,
+            at_state=chosen.at_state,
+            archive_faults=tuple(faults),
         )
 
     return run_to_end(read())
+
+
+async def _recover_journal(config: Config) -> list[str]:
+    """What could not be recovered, in words."""
+    recovered = await segments_of_journal(config)
+    gained = [one for one in recovered.logs if one.end != one.end_before]
+    if gained:
+        _progress(f"step: journal: {count(len(gained), 'partition')} gained records by it")
+    return recovered.all_faults
+
+
+async def _journal_ends(archive: StoredArchive) -> Mapping[TopicIdPartition, int]:
+    ends, faults = await ends_with_journal(archive.storage.objects, archive.rlmm)
+    if ends:
+        _progress(
+            f"the journal has records of {count(len(ends), 'partition')} beyond the archive: a "
+            "restore makes segments of them first, and the plan counts with them"
+        )
+    for fault in faults:
+        _progress(fault)
+    return ends
 
 
 def run_restore(config: Config, order: RestoreOrder, *, dry_run: bool, as_json: bool) -> None:
     """Prints the plan or the report. Exits with 1 for a report with faults."""
     work = ClusterRestore(config, order, _progress)
     if dry_run:
-        _print_plan(run_to_end(work.plan()), order.state.producer_id_max, as_json)
+        _print_plan(run_to_end(work.plan()), order, as_json)
         return
     report = run_to_end(work.run())
     _print_report(report, as_json)
@@ -151,9 +222,11 @@ def _progress(line: str) -> None:
     typer.echo(safe_one_line(line), err=True)
 
 
-def _print_plan(plan: RestorePlan, producer_id_max: int, as_json: bool) -> None:
+def _print_plan(plan: RestorePlan, order: RestoreOrder, as_json: bool) -> None:
+    producer_id_max = order.state.producer_id_max
     if not as_json:
-        for line in diff_lines(plan, producer_id_max):
+        text = padding_text if order.by is RestoreBy.PADDING else None
+        for line in diff_lines(plan, producer_id_max, text):
             typer.echo(safe_one_line(line))
         return
     rows = [
@@ -165,11 +238,17 @@ def _print_plan(plan: RestorePlan, producer_id_max: int, as_json: bool) -> None:
             "start_offsets": [one.start_offset for one in topic.archived.partitions],
             "end_offsets": [one.end_offset for one in topic.archived.partitions],
             "replicas": topic.replicas,
+            **({"padding_offsets": offsets_to_pad(topic)} if topic.log_ends else {}),
         }
         for topic in plan.topics
     ]
-    blocks = producer_id_blocks(plan, producer_id_max)
-    typer.echo(json_text({"topics": rows, "producer_id_blocks": blocks}))
+    document = {
+        "topics": rows,
+        "producer_id_blocks": producer_id_blocks(plan, producer_id_max),
+        "beyond_state": list(beyond_state(plan)),
+        "notes": plan.notes,
+    }
+    typer.echo(json_text(document))
 
 
 def _print_report(report: RestoreReport, as_json: bool) -> None:
@@ -211,6 +290,7 @@ def restore_cluster(
     listen: Listen = "127.0.0.1:0",
     advertise: Advertise = None,
     controllers: Controllers = None,
+    by: By = RestoreBy.PHANTOMS,
     state_file: StateFile = Path("fetchproxy-restore.json"),
     local: Local = None,
     broker_users: BrokerUsers = None,
@@ -220,19 +300,20 @@ def restore_cluster(
     """Restore topics, groups, ACLs and quotas in a new Apache Kafka cluster, with their offsets.
 
     Each new partition begins where its archive ends, so producers and groups continue at the
-    offsets that they know. With --local, the new brokers also get the last records before that.
-    Older records are read through fetchproxy. If the command was killed, run it again: it
-    continues.
+    offsets that they know; with --at, where it ended in that state. What only a journal has becomes
+    segments first. With --local, the new brokers also get the last records before that. Older
+    records are read through fetchproxy. If the command was killed, run it again: it continues.
 
     Exit codes: 0 restored; 1 something was refused or differs, and is named; 2 archive or cluster
     cannot be used; 130 interrupted.
     """
     with users_errors():
         config = options.read_logged(context)
-        at_ms = wall_clock_ms() if at is None else epoch_ms(at)
-    with users_errors():
+        if by is RestoreBy.PADDING and local is not None:
+            raise ConfigError("--local: a restore by padding gives no records to the new brokers")
+        chosen = _state_time(at, state_file)
         order = order_of(
-            config, at_ms, topics, groups, listen, advertise, controllers, state_file, local,
-            broker_users,
+            config, chosen, topics, groups, listen, advertise, controllers, state_file, local,
+            broker_users, by, dry_run=dry_run,
         )  # fmt: skip
     run_restore(config, order, dry_run=dry_run, as_json=as_json)

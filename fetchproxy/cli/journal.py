@@ -25,11 +25,22 @@ _COLUMNS = (
 EXIT_INCOMPLETE = 1
 
 
-class _Recovery(NamedTuple):
+class RecoveredJournal(NamedTuple):
     """`faults`: of objects that cannot be read at all."""
 
     logs: Sequence[RecoveredLog]
     faults: Sequence[str]
+
+    @property
+    def all_faults(self) -> list[str]:
+        """In words, also of logs."""
+        lost = [
+            f"{one.tp}: the journal's offsets {one.unreachable[0]} to {one.unreachable[1]} do not "
+            "continue the archive"
+            for one in self.logs
+            if one.unreachable is not None
+        ]
+        return [*self.faults, *(one.fault for one in self.logs if one.fault is not None), *lost]
 
 
 @options.shares("store")
@@ -45,7 +56,7 @@ def recover_journal(context: typer.Context, as_json: AsJson = False) -> None:
     """
     with users_errors():
         config = options.read_logged(context)
-    found = run_to_end(_recover(config))
+    found = run_to_end(segments_of_journal(config))
     if as_json:
         typer.echo(json_text(as_document(found)))
     else:
@@ -54,7 +65,7 @@ def recover_journal(context: typer.Context, as_json: AsJson = False) -> None:
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-async def _recover(config: Config) -> _Recovery:
+async def segments_of_journal(config: Config) -> RecoveredJournal:
     """Raises ConfigError, RemoteStorageError, CorruptSegment, OSError."""
     async with stored_archive(config, writes=True) as (storage, rlmm):
         copier = SegmentCopier(
@@ -74,10 +85,10 @@ async def _recover(config: Config) -> _Recovery:
                 segment_bytes_max=config.archive.segment_bytes_max,
             )
             tables, faults = await recovery.tables()
-            return _Recovery(await recovery.recover(tables), faults)
+            return RecoveredJournal(await recovery.recover(tables), faults)
 
 
-def as_document(found: _Recovery) -> dict[str, object]:
+def as_document(found: RecoveredJournal) -> dict[str, object]:
     return {"partitions": list(_rows(found.logs)), "faults": list(found.faults)}
 
 
@@ -95,7 +106,7 @@ def _rows(logs: Sequence[RecoveredLog]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _print(found: _Recovery) -> None:
+def _print(found: RecoveredJournal) -> None:
     gained = [one for one in found.logs if one.end != one.end_before or one.unreachable]
     if gained:
         terminal().print(table(list(_rows(gained)), _COLUMNS))

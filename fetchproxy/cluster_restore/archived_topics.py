@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from fetchproxy.archive import StoredArchive
 from fetchproxy.cluster_restore.local_history import LocalAmount
@@ -14,6 +15,7 @@ from fetchproxy.cluster_state.state import ClusterState, PartitionState, TopicSt
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import for_each
 
 _TOPICS_AT_ONCE = 16
@@ -26,8 +28,13 @@ async def read_archived_topics(
     state: ClusterState,
     is_chosen: Callable[[str], bool],
     local: LocalAmount | None = None,
+    journal_ends: Mapping[TopicIdPartition, int] = MappingProxyType({}),
+    *,
+    at_state: bool = False,
 ) -> list[LostTopic]:
-    """The chosen topics of the state, by name, with so much `local` history. Raises
+    """The chosen topics of the state, by name, with so much `local` history. `journal_ends`: where
+    partitions will end in the archive when the journal is in segments. `at_state`: see
+    `archived_topic`. Raises
     RemoteStorageError.
     """
     begun_at = asyncio.get_running_loop().time()
@@ -50,7 +57,10 @@ async def read_archived_topics(
                 raise
             found[topic.name] = _refused(topic, f"its archive cannot be read: {error}")
             return
-        archived = archived_topic(topic, views)
+        ends = {
+            tp.partition: end for tp, end in journal_ends.items() if tp.topic_id == topic.topic_id
+        }
+        archived = archived_topic(topic, views, ends, at_state=at_state)
         if local is not None and not archived.why_not:
             archived = await _with_local_history(archive, archived, views, local)
         found[topic.name] = archived
@@ -76,9 +86,16 @@ async def _with_local_history(
     return replace(topic, partitions=tuple(partitions))
 
 
-def archived_topic(topic: TopicState, views: Mapping[int, PartitionView]) -> LostTopic:
+def archived_topic(
+    topic: TopicState,
+    views: Mapping[int, PartitionView],
+    journal_ends: Mapping[int, int] = MappingProxyType({}),
+    *,
+    at_state: bool = False,
+) -> LostTopic:
     """A partition without any segment begins where the lost log ended: no offset is used twice.
-    Pure.
+    `at_state`: no partition begins above its end in the state, so that ends and groups belong
+    together. Pure.
     """
     states = {one.partition: one for one in topic.partitions}
     partitions = []
@@ -86,29 +103,55 @@ def archived_topic(topic: TopicState, views: Mapping[int, PartitionView]) -> Los
         view, known = views.get(number), states.get(number)
         if view is not None and (why := _unsure_end(view)) is not None:
             return _refused(topic, f"partition {number}: {why}")
-        partition = _partition(view, known)
-        if partition is None:
+        partition = _partition(view, known, journal_ends.get(number))
+        if partition is None or (at_state and known is None):
             return _refused(topic, f"partition {number}: nobody knows where its log ended")
+        if at_state and known is not None:
+            partition = _cut(partition, view, known.log_end_offset)
         partitions.append(partition)
-    beyond = [number for number in views if number >= topic.partition_count]
-    if beyond:
+    beyond = tuple(sorted(n for n in {*views, *journal_ends} if n >= topic.partition_count))
+    if beyond and not at_state:
         return _refused(
             topic,
             f"the archive has partition {max(beyond)}, and this state {topic.partition_count} "
             "partitions: choose a later one with --at",
         )
     replicas = topic.replication_factor
-    found = tuple(partitions)
-    return LostTopic(topic.name, replicas, found, topic.configs, topic_id=topic.topic_id)
+    return LostTopic(
+        topic.name,
+        replicas,
+        tuple(partitions),
+        topic.configs,
+        topic_id=topic.topic_id,
+        later_partitions=beyond,
+    )
 
 
-def _partition(view: PartitionView | None, known: PartitionState | None) -> LostPartition | None:
-    epoch = -1 if known is None else known.leader_epoch
+def _partition(
+    view: PartitionView | None, known: PartitionState | None, journal_end: int | None
+) -> LostPartition | None:
+    epoch, record_epoch = -1 if known is None else known.leader_epoch, -1
     end = None if view is None else view.log_end_offset
     if view is not None and end is not None:
         record_epoch = epoch_of(view, end - 1)
-        return LostPartition(end, max(epoch, record_epoch), record_epoch)
+        epoch = max(epoch, record_epoch)
+    if journal_end is not None:
+        end = max(journal_end, end or 0)
+    if end is not None:
+        return LostPartition(end, epoch, record_epoch)
     return None if known is None else LostPartition(known.log_end_offset, epoch)
+
+
+def _cut(partition: LostPartition, view: PartitionView | None, state_end: int) -> LostPartition:
+    """The leader epoch stays that of the archive's end: the new leader's must be above it."""
+    if partition.end_offset <= state_end:
+        return partition
+    return replace(
+        partition,
+        end_offset=state_end,
+        record_epoch=-1 if view is None else epoch_of(view, state_end - 1),
+        archived_end=partition.end_offset,
+    )
 
 
 def _unsure_end(view: PartitionView) -> str | None:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 
 from fetchproxy_protocol.apis import ErrorCode
 
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.controller import ActiveController
+from fetchproxy.cluster_restore.needed_rights import (
+    CLUSTER,
+    NeededRight,
+    missing_rights,
+    rights_text,
+)
 from fetchproxy.cluster_restore.plan import PlannedTopic, RestorePlan, TopicAction
+from fetchproxy.cluster_restore.right_probes import allowed_operations
 from fetchproxy.config.values import HostPort, is_loopback
-from fetchproxy.errors import ClusterError, ConfigError
+from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
 
 # OpenSSL's codes: the certificate does not name this host, or this address.
 _OF_ANOTHER_HOST = (62, 64)
@@ -28,11 +36,21 @@ _REFUSED = (
 )
 
 
-async def check_rights(controller: ActiveController, free_node_id: int) -> None:
-    """`free_node_id`: of no broker. Raises ConfigError, naming the right; ClusterError."""
+PADDING_HINT = (
+    "Or restore with --by padding, which needs no controllers, and WRITE and DELETE on the topics "
+    "alone"
+)
+
+
+async def check_controllers(
+    controller: ActiveController, free_node_id: int, principal: str, bootstrap: str
+) -> None:
+    """`free_node_id`: of no broker. Raises ConfigError, naming the rights; ClusterError."""
     missing = []
     try:
         await requests.heartbeat(controller, free_node_id, 0)
+    except ClusterUnavailable as error:
+        raise ClusterUnavailable(f"{error}. {PADDING_HINT}") from None
     except ClusterError as error:
         if error.error_code in _REFUSED:
             missing.append("CLUSTER_ACTION")
@@ -45,11 +63,31 @@ async def check_rights(controller: ActiveController, free_node_id: int) -> None:
             missing.append("ALTER")
         else:
             raise
-    if missing:
-        raise ConfigError(
-            f"the controllers do not allow {' and '.join(missing)} on the cluster to the user of "
-            "cluster.sasl_username: add these ACLs, and CREATE on the cluster, then run it again"
-        )
+    rights = [
+        NeededRight(operation, CLUSTER, "to lead for a while, at the controllers", True)
+        for operation in missing
+    ]
+    raise_missing(rights, principal, bootstrap)
+
+
+async def check_brokers(
+    cluster: Cluster, needed: Collection[NeededRight], principal: str, bootstrap: str
+) -> list[str]:
+    """Returns what this user may not do, and the restore can go on without, in words. Raises
+    ConfigError, naming the rights without which it cannot; ClusterError.
+    """
+    missing = missing_rights(needed, await allowed_operations(cluster, needed))
+    raise_missing([right for right in missing if right.is_vital], principal, bootstrap)
+    return list(rights_text(missing, principal, bootstrap))
+
+
+def raise_missing(rights: Collection[NeededRight], principal: str, bootstrap: str) -> None:
+    """Raises ConfigError if there are any."""
+    if not rights:
+        return
+    lines = "; ".join(rights_text(rights, principal, bootstrap))
+    hint = f". {PADDING_HINT}" if any(one.resource == CLUSTER for one in rights) else ""
+    raise ConfigError(f"{lines}{hint}")
 
 
 def check_address(address: HostPort, brokers: Iterable[HostPort]) -> None:
@@ -100,7 +138,8 @@ async def refused_by_controller(controller: ActiveController, plan: RestorePlan)
         except ClusterError as error:
             if error.retriable:
                 raise
-            found[topic.name] = str(error)
+            if error.error_code not in _REFUSED:  # rights are looked at for all topics together
+                found[topic.name] = str(error)
     return found
 
 

@@ -83,8 +83,7 @@ async def register_broker(
     controller: ActiveController,
     phantom: PhantomIdentity,
     cluster_id: str,
-    listener: InterBrokerListener,
-    address: HostPort,
+    listeners: Mapping[InterBrokerListener, HostPort],
     features: Features,
 ) -> int:
     """The phantom's broker epoch. The same incarnation may register as often as it likes."""
@@ -99,6 +98,7 @@ async def register_broker(
                 "port": address.port,
                 "security_protocol": listener.security_protocol,
             }
+            for listener, address in listeners.items()
         ],
         "features": [
             {"name": name, "min_supported_version": low, "max_supported_version": high}

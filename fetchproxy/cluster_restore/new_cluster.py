@@ -27,6 +27,7 @@ from fetchproxy.model import LogOffsets, TopicIdPartition
 
 _BROKER_RESOURCE = 4  # of DescribeConfigs
 _QUORUM_TOPIC = "__cluster_metadata"
+_ALL_ADDRESSES = ("", "0.0.0.0", "::")
 _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _PROTOCOL_NAMES = {number: name for name, number in _SECURITY_PROTOCOLS.items()}
 
@@ -185,22 +186,36 @@ async def controllers(cluster: Cluster) -> list[HostPort]:
 
 async def inter_broker_listener(cluster: Cluster, broker_id: int) -> InterBrokerListener:
     """From the broker's own configuration. Raises ClusterError, ConfigError."""
+    return listener_of(await configs_of_broker(cluster, broker_id))
 
-    async def ask(connection: BrokerConnection) -> Any:
-        resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=_BROKER_RESOURCE,
-            resource_name=str(broker_id),
-            configuration_keys=None,
-        )
-        return await connection.call(
-            DescribeConfigsRequest(resources=[resource]), DescribeConfigsResponse
-        )
 
+async def configs_of_broker(cluster: Cluster, broker_id: int) -> dict[str, str | None]:
+    """Raises ClusterError."""
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=_BROKER_RESOURCE,
+        resource_name=str(broker_id),
+        configuration_keys=None,
+    )
+    request = DescribeConfigsRequest(resources=[resource])
     addresses = await cluster.brokers()
     async with cluster.exclusive(addresses[broker_id]) as connection:
-        [result] = (await ask(connection)).results
+        [result] = (await connection.call(request, DescribeConfigsResponse)).results
     raise_for(result.error_code, f"DescribeConfigs of broker {broker_id}")
-    return listener_of({one.name: one.value for one in result.configs})
+    return {one.name: one.value for one in result.configs}
+
+
+def listener_at(configs: Mapping[str, str | None], address: HostPort) -> InterBrokerListener | None:
+    """The listener of a broker that advertises `address`. None: none does, as behind a load
+    balancer. Raises ConfigError. Pure.
+    """
+    advertised = configs.get("advertised.listeners") or configs.get("listeners") or ""
+    for one in advertised.split(","):
+        name, _, place = one.strip().partition("://")
+        host, _, port = place.rpartition(":")
+        if port == str(address.port) and host.strip("[]") in (address.host, *_ALL_ADDRESSES):
+            chosen = {"inter.broker.listener.name": name, "security.inter.broker.protocol": name}
+            return listener_of({**configs, **chosen})
+    return None
 
 
 def listener_of(configs: Mapping[str, str | None]) -> InterBrokerListener:

@@ -59,15 +59,12 @@ class Phantoms:
     async def register(
         self,
         cluster_id: str,
-        listener: InterBrokerListener,
-        address: HostPort,
+        listeners: Mapping[InterBrokerListener, HostPort],
         features: Mapping[str, tuple[int, int]],
     ) -> None:
         """Registers all, and returns when all may lead. Raises ClusterError."""
         for one in self.identities:
-            self.epochs[one.node_id] = await self._registered(
-                one, cluster_id, listener, address, features
-            )
+            self.epochs[one.node_id] = await self._registered(one, cluster_id, listeners, features)
         await self.rise()
 
     async def rise(self) -> None:
@@ -83,8 +80,7 @@ class Phantoms:
         self,
         phantom: PhantomIdentity,
         cluster_id: str,
-        listener: InterBrokerListener,
-        address: HostPort,
+        listeners: Mapping[InterBrokerListener, HostPort],
         features: Mapping[str, tuple[int, int]],
     ) -> int:
         loop = asyncio.get_running_loop()
@@ -92,7 +88,7 @@ class Phantoms:
         while True:
             try:
                 return await requests.register_broker(
-                    self.controller, phantom, cluster_id, listener, address, features
+                    self.controller, phantom, cluster_id, listeners, features
                 )
             except ClusterError as error:
                 is_alive = error.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION

@@ -12,7 +12,7 @@ which in no other log is that very offset.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
@@ -25,6 +25,13 @@ Place = tuple[str, int]  # topic, partition
 # gets no local history, because followers drop batches with a later epoch than their leader's.
 EPOCHS_RAISED_MAX = 1_000
 PRODUCER_ID_BLOCK = 1_000  # ids that the controller gives to a broker at once
+
+
+class RestoreBy(StrEnum):
+    """How partitions come to begin at their offsets."""
+
+    PHANTOMS = "phantoms"  # a leader that exists only for that long; needs the controllers
+    PADDING = "padding"  # empty records, which are deleted then; needs a client's rights
 
 
 class TopicAction(StrEnum):
@@ -48,7 +55,8 @@ class LocalHistory:
 
 @dataclass(frozen=True, slots=True)
 class LostPartition:
-    """`end_offset`: the first offset that is not archived, which the next new record gets.
+    """`end_offset`: which the next new record gets: the first offset that is not archived, or the
+    end of a kept state that was chosen; `archived_end`: of the archive, if that is above it.
     `record_epoch`: of the last archived record; `leader_epoch` may be later. `local`: None: the new
     log begins at the end. `why_not_local`: why that is, or why it is less than was ordered.
     """
@@ -58,6 +66,7 @@ class LostPartition:
     record_epoch: int = -1
     local: LocalHistory | None = None
     why_not_local: str = ""
+    archived_end: int | None = None
 
     @property
     def start_offset(self) -> int:
@@ -68,7 +77,8 @@ class LostPartition:
 @dataclass(frozen=True, slots=True)
 class LostTopic:
     """`partitions`: all of them, from 0 on. `why_not`: it cannot be restored, and why. `topic_id`:
-    by which the archive has it.
+    by which the archive has it. `later_partitions`: the archive has them, and the chosen state had
+    not.
     """
 
     name: str
@@ -77,6 +87,7 @@ class LostTopic:
     configs: NamedValues = ()
     why_not: str = ""
     topic_id: UUID | None = None
+    later_partitions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +116,15 @@ class FoundTopic:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTopic:
-    """`replicas`: of each partition, the first one is to lead. `why`: of a refusal."""
+    """`replicas`: of each partition, the first one is to lead; none if the brokers choose.
+    `log_ends`: of a restore by padding, where each partition's log ends now. `why`: of a refusal.
+    """
 
     archived: LostTopic
     action: TopicAction
     replicas: tuple[tuple[int, ...], ...] = ()
     why: str = ""
+    log_ends: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -119,7 +133,10 @@ class PlannedTopic:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
+    """`notes`: what a person has to know before."""
+
     topics: tuple[PlannedTopic, ...]
+    notes: tuple[str, ...] = ()
 
     def of(self, *actions: TopicAction) -> Iterator[PlannedTopic]:
         return (topic for topic in self.topics if topic.action in actions)
@@ -251,9 +268,14 @@ def producer_id_blocks(plan: RestorePlan, highest: int) -> int:
     return highest // PRODUCER_ID_BLOCK + 1 if plan.has_local_history else 0
 
 
-def diff_lines(plan: RestorePlan, producer_id_max: int = -1) -> Iterator[str]:
-    """The plan as a diff of the new cluster: what is added, changed, kept, and refused.
-    `producer_id_max`: of the state.
+def diff_lines(
+    plan: RestorePlan,
+    producer_id_max: int = -1,
+    partition_text: Callable[[PlannedTopic, int], str] | None = None,
+) -> Iterator[str]:
+    """The plan as a diff of the new cluster: what is added, changed, kept, and refused; and the
+    notes. `producer_id_max`: of the state. `partition_text`: what happens to a partition; None: by
+    phantoms.
     """
     signs = {"create": "+", "take": "~", "keep": " ", "refuse": "!"}
     for topic in plan.topics:
@@ -269,16 +291,40 @@ def diff_lines(plan: RestorePlan, producer_id_max: int = -1) -> Iterator[str]:
             continue
         for name, value in topic.archived.configs:
             yield f"{sign}     {name}={value}"
-        for number, one in enumerate(topic.archived.partitions):
-            replicas = ",".join(map(str, topic.replicas[number]))
-            local = "" if one.local is None else f" with local history up to {one.end_offset}"
-            less = f" ({one.why_not_local})" if one.why_not_local else ""
-            yield (
-                f"{sign}     partition {number}: begins at {one.start_offset}{local}{less}, leader "
-                f"epoch from {max(one.leader_epoch, 0)}, replicas {replicas}"
-            )
+        for number in range(count):
+            text = (partition_text or _led_text)(topic, number)
+            yield f"{sign}     partition {number}: {text}"
     if blocks := producer_id_blocks(plan, producer_id_max):
         yield (
             f"~ producer ids up to {producer_id_max} are passed over: up to {blocks} blocks of "
             f"{PRODUCER_ID_BLOCK}"
         )
+    for beyond in beyond_state(plan):
+        yield f"! not in the new log: {beyond}"
+    for note in plan.notes:
+        yield f"# {note}"
+
+
+def _led_text(topic: PlannedTopic, number: int) -> str:
+    one, replicas = topic.archived.partitions[number], ",".join(map(str, topic.replicas[number]))
+    local = "" if one.local is None else f" with local history up to {one.end_offset}"
+    less = f" ({one.why_not_local})" if one.why_not_local else ""
+    return (
+        f"begins at {one.start_offset}{local}{less}, leader epoch from {max(one.leader_epoch, 0)}, "
+        f"replicas {replicas}"
+    )
+
+
+def beyond_state(plan: RestorePlan) -> Iterator[str]:
+    """What the archive has beyond the chosen state. The new log does not go on from it, and gives
+    its offsets to new records.
+    """
+    for topic in plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
+        for number, one in enumerate(topic.archived.partitions):
+            if one.archived_end is not None:
+                yield (
+                    f"{topic.name}-{number}: the archive has offsets {one.end_offset} to "
+                    f"{one.archived_end - 1}, which are later than the chosen state"
+                )
+        for number in topic.archived.later_partitions:
+            yield f"{topic.name}-{number}: the chosen state has no such partition, the archive has"

@@ -35,7 +35,8 @@ class LocalRecords:
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
     """`refused`: topics by name, and why. `faults`: what is not as it should be. `producer_id_max`:
-    no new producer gets an id up to this one; -1: any.
+    no new producer gets an id up to this one; -1: any. `beyond_state`: what of the archive is later
+    than the chosen state, and no part of the new log.
     """
 
     topics: int
@@ -51,6 +52,7 @@ class RestoreReport:
     seconds: float
     local: tuple[LocalRecords, ...] = ()
     producer_id_max: int = -1
+    beyond_state: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -75,6 +77,8 @@ class RestoreReport:
             yield _local_text(records)
         if self.producer_id_max >= 0:
             yield f"producer ids: new producers get ids above {self.producer_id_max}"
+        for text in self.beyond_state:
+            yield f"not in the new log: {text}"
         for difference in self.differences:
             yield _difference_text(difference)
         for fault in self.faults:

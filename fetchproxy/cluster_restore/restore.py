@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +21,15 @@ from fetchproxy.brokers.group_offsets import commit_offsets
 from fetchproxy.cluster_restore import checks, new_cluster, rights
 from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.archived_records import NoRecords, RecordSource, archived_records
+from fetchproxy.cluster_restore.client_relay import relaying
 from fetchproxy.cluster_restore.controller import ActiveController
 from fetchproxy.cluster_restore.group_plan import GroupPlan, PlacedPartition, plan_groups
 from fetchproxy.cluster_restore.led_partitions import LedPartitions
+from fetchproxy.cluster_restore.needed_rights import is_refusal, needed_rights, rights_to_begin
 from fetchproxy.cluster_restore.new_cluster import FoundTopics, InterBrokerListener
 from fetchproxy.cluster_restore.next_step import PartitionGoal, partition_goals
+from fetchproxy.cluster_restore.padded_topics import pad_topics, planned_padding
+from fetchproxy.cluster_restore.padding_plan import configs_afterwards
 from fetchproxy.cluster_restore.phantom_security import PhantomSecurity, phantom_security
 from fetchproxy.cluster_restore.phantom_server import PhantomServer, Relay
 from fetchproxy.cluster_restore.phantoms import Phantoms, new_identities
@@ -34,8 +38,10 @@ from fetchproxy.cluster_restore.plan import (
     LostTopic,
     Place,
     PlannedTopic,
+    RestoreBy,
     RestorePlan,
     TopicAction,
+    beyond_state,
     epochs_to_ask,
     is_placed,
     plan_restore,
@@ -47,6 +53,11 @@ from fetchproxy.cluster_restore.state_file import (
     RestoreStep,
     read_restore_job,
     write_restore_job,
+)
+from fetchproxy.cluster_restore.surroundings import (
+    brokers_notes,
+    padding_notes,
+    phantoms_notes,
 )
 from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import Config
@@ -73,6 +84,8 @@ class RestoreOrder:
     """`topics`: what the archive has of the state's topics. `advertise`: the host that brokers
     connect to; None: that of `listen`. `controllers`: none means that the brokers tell them.
     `broker_users`: by whom brokers log in at the phantoms; None: by `cluster.sasl_username`.
+    `at_state`: partitions begin at the ends of the state. `archive_faults`: of the archive, for the
+    report.
     """
 
     state: ClusterState
@@ -82,6 +95,9 @@ class RestoreOrder:
     controllers: Sequence[HostPort]
     state_file: Path
     broker_users: Path | None = None
+    by: RestoreBy = RestoreBy.PHANTOMS
+    at_state: bool = False
+    archive_faults: tuple[str, ...] = ()
 
 
 class ClusterRestore:
@@ -105,6 +121,11 @@ class ClusterRestore:
             cluster = await stack.enter_async_context(open_cluster(self._config))
             seen = await new_cluster.read_placements(cluster)
             job = self._job(seen)
+            if order.by is RestoreBy.PADDING:
+                yield await self._padding_run(cluster, seen, job)
+                return
+            to_begin = rights_to_begin(not order.controllers)
+            await checks.check_brokers(cluster, list(to_begin), self._principal, self._bootstrap)
             addresses = order.controllers or await new_cluster.controllers(cluster)
             controller = await stack.enter_async_context(ActiveController(self._config, addresses))
             alive = await stack.enter_async_context(ActiveController(self._config, addresses))
@@ -112,37 +133,90 @@ class ClusterRestore:
             real = {n: at for n, at in seen.brokers.items() if n not in phantoms.ids}
             if not real:
                 raise ConfigError("the new cluster has no live broker: start it first")
-            listener = await new_cluster.inter_broker_listener(cluster, min(real))
+            configs = await new_cluster.configs_of_broker(cluster, min(real))
+            listener = new_cluster.listener_of(configs)
             security = await asyncio.to_thread(
                 phantom_security, self._config, listener, order.broker_users
             )
-            await checks.check_rights(controller, max({*real, *phantoms.ids}) + 1)
+            free_id = max({*real, *phantoms.ids}) + 1
+            await checks.check_controllers(controller, free_id, self._principal, self._bootstrap)
             plan = await self._planned(cluster, controller, seen, real, phantoms)
             if plan.has_local_history:
                 check_producer_ids(order.state.producer_id_max)
             further = partial(ActiveController, self._config, addresses)
+            address = HostPort(order.advertise or order.listen.host, order.listen.port)
+            notes = (
+                *phantoms_notes(listener, address, phantoms.ids),
+                *brokers_notes(configs, seen.topics),
+                *await self._missing_rights(cluster, plan),
+            )
             yield _Run(
                 self._config, order, self._say, job, cluster, controller, phantoms, listener, real,
-                plan, security,
+                replace(plan, notes=notes), security,
                 ProducerIds(cluster, controller, further, phantoms, real.values()),
+                new_cluster.listener_at(configs, real[min(real)]),
             )  # fmt: skip
 
+    async def _padding_run(self, cluster: Cluster, seen: FoundTopics, job: RestoreJob) -> _Run:
+        """A run without phantoms, which asks no controller."""
+        plan = await planned_padding(cluster, self._order.topics, seen)
+        try:
+            configs = await new_cluster.configs_of_broker(cluster, min(seen.brokers))
+        except ClusterError as error:
+            if not is_refusal(error):
+                raise
+            configs = None
+        notes = (
+            *padding_notes(),
+            *brokers_notes(configs, seen.topics),
+            *await self._missing_rights(cluster, plan),
+        )
+        none = partial(ActiveController, self._config, ())
+        nobody, no_phantoms = none(), Phantoms((), none())
+        return _Run(
+            self._config, self._order, self._say, job, cluster, nobody, no_phantoms,
+            InterBrokerListener("", 0), seen.brokers, replace(plan, notes=notes), PhantomSecurity(),
+            ProducerIds(cluster, nobody, none, no_phantoms, ()),
+        )  # fmt: skip
+
+    async def _missing_rights(self, cluster: Cluster, plan: RestorePlan) -> list[str]:
+        needed = list(needed_rights(self._order.by, plan, self._order.state))
+        return await checks.check_brokers(cluster, needed, self._principal, self._bootstrap)
+
+    @property
+    def _principal(self) -> str:
+        return f"User:{self._config.cluster.sasl_username or 'NAME'}"
+
+    @property
+    def _bootstrap(self) -> str:
+        return self._config.cluster.bootstrap or ""
+
     def _job(self, seen: FoundTopics) -> RestoreJob:
-        job = read_restore_job(self._order.state_file)
-        read_at_ms = self._order.state.read_at_ms
+        job, order = read_restore_job(self._order.state_file), self._order
+        read_at_ms, at_state = order.state.read_at_ms, order.at_state
+        by_padding = order.by is RestoreBy.PADDING
         if job is None:
-            return RestoreJob(seen.cluster_id, read_at_ms, new_identities(seen.brokers))
+            phantoms = () if by_padding else new_identities(seen.brokers)
+            return RestoreJob(seen.cluster_id, read_at_ms, phantoms, at_state=at_state)
         if job.cluster_id != seen.cluster_id:
             raise ConfigError(
                 f"{self._order.state_file} belongs to the restore of cluster {job.cluster_id}, "
                 f"and this is cluster {seen.cluster_id}: name another file with --state"
             )
-        if job.read_at_ms != read_at_ms and job.step is not RestoreStep.DONE:
+        if job.is_unfinished and (job.read_at_ms, job.at_state) != (read_at_ms, at_state):
+            option = f"with --at {job.read_at_ms}" if job.at_state else "without --at"
             raise ConfigError(
                 f"{self._order.state_file} has an unfinished restore of another state of the "
-                f"cluster (read at {job.read_at_ms} ms): finish it with --at {job.read_at_ms}"
+                f"cluster (read at {job.read_at_ms} ms): finish it {option}"
             )
-        return replace(job, read_at_ms=read_at_ms)
+        if by_padding and job.has_phantoms:
+            raise ConfigError(
+                f"{self._order.state_file} has an unfinished restore by phantoms, which may be in "
+                "the cluster: finish it without --by padding"
+            )
+        if not by_padding and not job.phantoms:
+            job = replace(job, phantoms=new_identities(seen.brokers))
+        return replace(job, read_at_ms=read_at_ms, at_state=at_state)
 
     async def _planned(
         self,
@@ -190,9 +264,16 @@ class _Run:
     plan: RestorePlan
     security: PhantomSecurity
     producer_ids: ProducerIds
+    clients_listener: InterBrokerListener | None = None  # at which this command reaches brokers
+    unproven: Mapping[Place, str] = field(default_factory=dict)  # partitions, and why
 
     async def to_the_end(self, began_at: float) -> RestoreReport:
-        if self.job.has_phantoms or not self.plan.is_done:
+        for note in self.plan.notes:
+            self.say(note)
+        if self.order.by is RestoreBy.PADDING:
+            await self._note(RestoreStep.PAD)
+            self.unproven = await pad_topics(self.cluster, self.plan, len(self.brokers), self.say)
+        elif self.job.has_phantoms or not self.plan.is_done:
             await self._lead_and_leave()
         await self._note(RestoreStep.PROVE)
         restored, faults = await self._prove()
@@ -218,13 +299,19 @@ class _Run:
             records, look = await self._records(stack, led)
             server = PhantomServer(led, self._relay(), records, self.security, self.say)
             port = await stack.enter_async_context(server.listening(self._listen()))
+            clients_port = await stack.enter_async_context(
+                relaying(self.order.listen.host, self.brokers[min(self.brokers)])
+            )
             alive = await stack.enter_async_context(asyncio.TaskGroup())
             address = HostPort(self.order.advertise or self.order.listen.host, port)
+            listeners = {self.listener: address}
+            if self.clients_listener is not None:
+                listeners.setdefault(self.clients_listener, HostPort(address.host, clients_port))
             checks.check_address(address, self.brokers.values())
             await checks.check_reach(address, self.security.as_broker)
             self.job = replace(self.job, port=port)
             await self._note(RestoreStep.REGISTER)
-            await self.phantoms.register(self.job.cluster_id, self.listener, address, features)
+            await self.phantoms.register(self.job.cluster_id, listeners, features)
             beats = alive.create_task(self.phantoms.keep_alive())
             if self.plan.has_local_history:
                 await self._note(RestoreStep.PRODUCER_IDS)
@@ -371,6 +458,9 @@ class _Run:
             for number, one in enumerate(topic.archived.partitions):
                 place, end = (topic.name, number), one.end_offset
                 partition = found[topic.name].partitions[number]
+                if place in self.unproven:
+                    faults.append(self.unproven[place])
+                    continue
                 start = partition.log_start_offset
                 if start is None or not is_placed(partition, end):
                     faults.append(
@@ -386,6 +476,8 @@ class _Run:
 
     async def _set_configs(self) -> list[str]:
         """Gives taken topics the archived values, and undoes what only the restore needed."""
+        if self.order.by is RestoreBy.PADDING:
+            return await self._set_configs_after_padding()
         configs: dict[str, dict[str, str | None]] = {}
         for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
             archived = dict(topic.archived.configs)
@@ -394,6 +486,13 @@ class _Run:
             if archived.get(_UNCLEAN) != "false":
                 values[_UNCLEAN] = archived.get(_UNCLEAN)
             configs[topic.name] = values
+        return await rights.set_topic_configs(self.cluster, configs)
+
+    async def _set_configs_after_padding(self) -> list[str]:
+        """Not of a topic that is not proven: a run again needs those of padding."""
+        unproven = {topic for topic, _ in self.unproven}
+        kept = self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
+        configs = {one.name: configs_afterwards(one) for one in kept if one.name not in unproven}
         return await rights.set_topic_configs(self.cluster, configs)
 
     async def _commit(self, groups: GroupPlan) -> list[str]:
@@ -440,7 +539,8 @@ class _Run:
             lost=lost,
             differences=groups.differences,
             by_hand=tuple(_by_hand(state, groups)),
-            faults=tuple(faults),
+            faults=(*self.order.archive_faults, *faults),
+            beyond_state=tuple(beyond_state(self.plan)),
             seconds=round(seconds, 3),
             local=tuple(self._local(restored)),
             producer_id_max=self.producer_ids.passed,

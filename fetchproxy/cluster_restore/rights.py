@@ -43,6 +43,8 @@ async def create_acls(cluster: Cluster, acls: Sequence[AclState]) -> list[str]:
     """What could not be created, and why. Raises ClusterError."""
     failed: list[str] = []
     for first in range(0, len(acls), _ACLS_AT_ONCE):
+        if failed and failed[-1].startswith("the ACLs:"):
+            break  # none of them can be created
         failed += await _create_some(cluster, acls[first : first + _ACLS_AT_ONCE])
     return failed
 
@@ -72,6 +74,8 @@ async def _create_some(cluster: Cluster, acls: Sequence[AclState]) -> list[str]:
     for acl, result in zip(acls, response.results, strict=True):
         if result.error_code == ErrorCode.SECURITY_DISABLED:
             return ["the ACLs: the new cluster has no authorizer (authorizer.class.name)"]
+        if result.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            return ["the ACLs: this user may not create them (ALTER on the cluster)"]
         if result.error_code:
             failed.append(f"ACL {_acl_text(acl)}: {_reason(result)}")
     return failed
@@ -93,6 +97,8 @@ async def set_quotas(cluster: Cluster, quotas: Sequence[QuotaState]) -> list[str
         return await connection.call(request, AlterClientQuotasResponse)
 
     response = await cluster.ask_any(ask)
+    if any(one.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED for one in response.entries):
+        return ["the quotas: this user may not set them (ALTER_CONFIGS on the cluster)"]
     return [
         f"quota of {_names(one.entity)}: {_reason(one)}"
         for one in response.entries

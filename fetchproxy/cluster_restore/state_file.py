@@ -34,6 +34,7 @@ class RestoreStep(StrEnum):
     PLACE = "place"
     HAND_OVER = "hand over"
     LEAVE = "leave"
+    PAD = "pad"
     PROVE = "prove"
     GROUPS = "groups"
     RIGHTS = "rights"
@@ -51,7 +52,8 @@ class PhantomIdentity:
 class RestoreJob:
     """`cluster_id`: of the new cluster. `read_at_ms`: of the state that is restored. `port`: at
     which brokers reach the phantoms; a follower goes on to connect there after the phantom was
-    killed, so the next run needs the same one. 0: not chosen yet.
+    killed, so the next run needs the same one. 0: not chosen yet. `at_state`: partitions begin at
+    the ends of the state (--at), not of the archive. A restore by padding has no phantoms.
     """
 
     cluster_id: str
@@ -59,13 +61,18 @@ class RestoreJob:
     phantoms: tuple[PhantomIdentity, ...]
     step: RestoreStep = RestoreStep.CHECK
     port: int = 0
+    at_state: bool = False
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.step is not RestoreStep.DONE
 
     @property
     def has_phantoms(self) -> bool:
         """Whether phantoms may be in the cluster: the run may have been killed at this step."""
         order = list(RestoreStep)
         return self.step != RestoreStep.CHECK and order.index(self.step) < order.index(
-            RestoreStep.PROVE
+            RestoreStep.PAD
         )
 
     def at(self, step: RestoreStep) -> RestoreJob:
@@ -102,6 +109,7 @@ def _decode(fields: Mapping[str, Any]) -> RestoreJob:
         phantoms,
         RestoreStep(fields["step"]),
         int(fields["port"]),
+        bool(fields.get("at_state", False)),
     )
 
 
@@ -113,6 +121,7 @@ def write_restore_job(path: Path, job: RestoreJob) -> None:
         "read_at_ms": job.read_at_ms,
         "step": job.step.value,
         "port": job.port,
+        "at_state": job.at_state,
         "phantoms": [
             {
                 "node_id": one.node_id,

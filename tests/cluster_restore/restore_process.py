@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fetchproxy.cluster_restore.plan import LostPartition, LostTopic
+from fetchproxy.cluster_restore.plan import LostPartition, LostTopic, RestoreBy
 from fetchproxy.cluster_restore.restore import ClusterRestore, RestoreOrder
 from fetchproxy.cluster_state.state import (
     ClusterState,
@@ -64,6 +64,7 @@ def order_of(
     state_file: Path,
     topics: Sequence[LostTopic],
     groups: Sequence[GroupWithOffsets] = (),
+    by: RestoreBy = RestoreBy.PHANTOMS,
     **parts: Any,
 ) -> RestoreOrder:
     return RestoreOrder(
@@ -73,6 +74,7 @@ def order_of(
         advertise=None,
         controllers=(),
         state_file=state_file,
+        by=by,
     )
 
 
@@ -87,9 +89,9 @@ def group(name: str, offsets: dict[tuple[str, int], int], epoch: int = -1) -> Gr
 
 class RestoreProcess:
     def __init__(
-        self, bootstrap: str, state_file: Path, name: str, ends: Sequence[int], **more: int
+        self, bootstrap: str, state_file: Path, name: str, ends: Sequence[int], **more: int | str
     ) -> None:
-        """`more`: of `topic`."""
+        """`more`: of `topic`, and `by`."""
         order = {"bootstrap": bootstrap, "state_file": str(state_file), "name": name, "ends": ends}
         self._process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(order | more)],
@@ -127,7 +129,9 @@ def main(text: str) -> None:
         print(line, flush=True)
 
     restore = ClusterRestore(
-        config_of(order["bootstrap"]), order_of(Path(order["state_file"]), topics), say
+        config_of(order["bootstrap"]),
+        order_of(Path(order["state_file"]), topics, by=RestoreBy(order.get("by", "phantoms"))),
+        say,
     )
     report = asyncio.run(restore.run())
     sys.exit(0 if report.is_whole else 1)

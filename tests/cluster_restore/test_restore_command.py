@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 from archive_process import archive_process
@@ -22,18 +24,25 @@ pytestmark = pytest.mark.kafka
 NAME, RECORDS = "orders", 300
 
 
+# Beyond those that are archived before the first state; only the archive and the journal get them.
+LATER = 50
+SETTINGS = {"archive.cluster_state_interval_ms": 300}
+
+
+def commit(kafka: KafkaServer, offset: int) -> None:
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "billing"})
+    consumer.commit(offsets=[TopicPartition(NAME, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
 @pytest.fixture
 def lost_clusters_store(own_kafka_server: KafkaServer, tmp_path: Path) -> str:
     """The store of a cluster that has been killed."""
     kafka, store = own_kafka_server, new_store(tmp_path)
     kafka.create_topic(NAME, 1, {"max.message.bytes": "654321"})
     produce(kafka.bootstrap, TopicData(NAME), RECORDS)
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "billing"})
-    place = TopicPartition(NAME, 0, RECORDS)
-    consumer.commit(offsets=[place], asynchronous=False)
-    consumer.close()
-    settings = {"archive.cluster_state_interval_ms": 300}
-    archiver = archive_process(kafka.bootstrap, store, NAME, tmp_path, settings)
+    commit(kafka, RECORDS)
+    archiver = archive_process(kafka.bootstrap, store, NAME, tmp_path, SETTINGS)
     archiver.start()
     try:
         wait_for("the archive", lambda: archived_ends(store, NAME) == {0: RECORDS})
@@ -44,8 +53,70 @@ def lost_clusters_store(own_kafka_server: KafkaServer, tmp_path: Path) -> str:
     return store
 
 
+class TwoStates(NamedTuple):
+    store: str
+    first_ms: int
+
+
+@pytest.fixture
+def store_of_two_states(own_kafka_server: KafkaServer, tmp_path: Path) -> TwoStates:
+    """More was written, archived and committed after the first of two states."""
+    kafka, store = own_kafka_server, new_store(tmp_path)
+    kafka.create_topic(NAME, 1)
+    data = TopicData(NAME)
+    produce(kafka.bootstrap, data, RECORDS)
+    commit(kafka, RECORDS)
+    archiver = archive_process(kafka.bootstrap, store, NAME, tmp_path, SETTINGS)
+    archiver.start()
+    try:
+        wait_for("the archive", lambda: archived_ends(store, NAME) == {0: RECORDS})
+        wait_for("the state", lambda: '"billing"' in state_of(store))
+        first_ms = int(json.loads(state_of(store))["read_at_ms"])
+        produce(kafka.bootstrap, data, LATER)
+        commit(kafka, RECORDS + LATER)
+        wait_for("the archive", lambda: archived_ends(store, NAME) == {0: RECORDS + LATER})
+        wait_for("the later state", lambda: int(state_end(store)) == RECORDS + LATER)
+    finally:
+        archiver.stop()
+    kafka.kill()
+    return TwoStates(store, first_ms)
+
+
+@pytest.fixture
+def store_with_a_journal(own_kafka_server: KafkaServer, tmp_path: Path) -> str:
+    """Of a cluster and an archiver that were killed: only the journal has the records."""
+    kafka, store = own_kafka_server, new_store(tmp_path)
+    kafka.create_topic(NAME, 1)
+    produce(kafka.bootstrap, TopicData(NAME), RECORDS)
+    commit(kafka, RECORDS)
+    settings = {
+        **SETTINGS,
+        "archive.recovery_point_ms": 100,
+        "archive.segment_age_max_ms": 3_600_000,
+        "archive.segment_bytes_max": 64 << 20,
+    }
+    archiver = archive_process(kafka.bootstrap, store, NAME, tmp_path, settings)
+    archiver.start()
+    try:
+        wait_for("the state", lambda: '"billing"' in state_of(store))
+        folder = Path(urlsplit(store).path)
+        wait_for(
+            "the journal",
+            lambda: sum(one.stat().st_size for one in folder.glob("journals/*/*")) > RECORDS * 300,
+        )
+    finally:
+        archiver.kill()
+    kafka.kill()
+    return store
+
+
 def state_of(store: str) -> str:
     return fetchproxy("cluster", "show", "--store", store, "--json").stdout
+
+
+def state_end(store: str) -> int:
+    [row] = json.loads(state_of(store))["partitions"]
+    return int(row["log_end_offset"])
 
 
 @pytest.fixture
@@ -95,6 +166,55 @@ def test_the_plan_and_the_report_say_what_is_local(
 
     assert f"local history: {NAME}-0: offsets 0 to {RECORDS - 1}" in report
     assert ends(bootstrap, NAME, 1) == [(0, RECORDS)]
+
+
+def test_partitions_begin_at_the_ends_of_a_chosen_state(
+    store_of_two_states: TwoStates, new_cluster: KafkaServer, tmp_path: Path
+) -> None:
+    store, first_ms = store_of_two_states
+    bootstrap = new_cluster.bootstrap
+    where = ("--store", store, "--bootstrap", bootstrap, "--state", str(tmp_path / "job"))
+    command = ("cluster", "restore", *where, "--at", str(first_ms))
+    beyond = (
+        f"{NAME}-0: the archive has offsets {RECORDS} to {RECORDS + LATER - 1}, which are later"
+    )
+
+    plan = output_of(*command, "--dry-run")
+    assert f"partition 0: begins at {RECORDS}, " in plan
+    assert f"! not in the new log: {beyond}" in plan
+    report = json.loads(output_of(*command, "--json"))
+
+    assert not report["faults"] + report["lost"] + report["differences"]
+    assert [text.startswith(beyond) for text in report["beyond_state"]] == [True]
+    assert ends(bootstrap, NAME, 1) == [(RECORDS, RECORDS)]
+    assert produced(bootstrap, NAME, 0, b"goes on") == RECORDS
+    records = consumed(bootstrap, NAME, "billing")
+    assert next(records) == (0, RECORDS, b"goes on")
+    records.close()
+
+
+def test_segments_are_made_of_the_journal_first(
+    store_with_a_journal: str, new_cluster: KafkaServer, tmp_path: Path
+) -> None:
+    store, bootstrap = store_with_a_journal, new_cluster.bootstrap
+    assert archived_ends(store, NAME) == {}
+    where = ("--store", store, "--bootstrap", bootstrap, "--state", str(tmp_path / "job"))
+    command = ("cluster", "restore", *where, "--by", "padding")
+
+    planned = fetchproxy(*command, "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert "the journal has records of 1 partition beyond the archive" in planned.stderr
+    assert f"partition 0: begins at {RECORDS}, {RECORDS} offsets of padding" in planned.stdout
+    assert archived_ends(store, NAME) == {}
+    report = json.loads(output_of(*command, "--json"))
+
+    assert not report["faults"] + report["lost"] + report["differences"]
+    assert archived_ends(store, NAME) == {0: RECORDS}
+    assert ends(bootstrap, NAME, 1) == [(RECORDS, RECORDS)]
+    records = consumed(bootstrap, NAME, "billing")
+    assert produced(bootstrap, NAME, 0, b"goes on") == RECORDS
+    assert next(records) == (0, RECORDS, b"goes on")
+    records.close()
 
 
 def test_an_archive_without_a_state_is_an_error(kafka_server: KafkaServer, tmp_path: Path) -> None:

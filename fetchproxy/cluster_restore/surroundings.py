@@ -1,0 +1,58 @@
+"""What a person has to know before a restore, as far as brokers tell it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from fetchproxy.cluster_restore.new_cluster import InterBrokerListener
+from fetchproxy.config.values import HostPort
+
+# Cruise Control's reporter runs in the brokers and writes here.
+_BALANCERS_TOPICS = ("__CruiseControlMetrics", "__KafkaCruiseControlModelTrainingSamples")
+_AUTO_CREATE = "auto.create.topics.enable"
+_TRUE = "true"  # Kafka's default, too
+
+
+def phantoms_notes(
+    listener: InterBrokerListener, address: HostPort, phantoms: Collection[int]
+) -> Iterator[str]:
+    """`address`: where brokers connect to; port 0: a free one."""
+    port = address.port or "a free port"
+    ids = " and ".join(map(str, sorted(phantoms)))
+    yield f"brokers connect to this command at {address.host}, {port}, listener {listener.name}"
+    yield (
+        f"meanwhile clients see the brokers {ids}, too; what they send there is passed on to a "
+        "real broker. A partition has no real leader until its start is proven: producers wait"
+    )
+
+
+def padding_notes() -> Iterator[str]:
+    yield (
+        "meanwhile nobody else may write to the topics, and consumers would read the padding: "
+        "start no clients. What others write is noticed, named, and not deleted"
+    )
+    yield (
+        "leader epochs begin at 0, so groups get their offsets without an epoch. Brokers write the "
+        "new log start to their disks within log.flush.start.offset.checkpoint.interval.ms (60 s): "
+        "if all replicas crash before, run the same command again"
+    )
+
+
+def brokers_notes(
+    configs: Mapping[str, str | None] | None, topics: Collection[str]
+) -> Iterator[str]:
+    """`configs`: of a broker; None: this user may not read them. `topics`: of the new cluster."""
+    if configs is None:
+        yield (
+            f"this user may not read the brokers' settings: if {_AUTO_CREATE} is true, a client "
+            "that asks for a topic too early makes it, with other settings"
+        )
+    elif (configs.get(_AUTO_CREATE) or _TRUE) == _TRUE:
+        yield (
+            f"{_AUTO_CREATE} is true: a client that asks for a topic too early makes it, with "
+            "other settings. Set it to false, or start no clients before the end"
+        )
+    if balancers := sorted(set(topics) & set(_BALANCERS_TOPICS)):
+        yield f"there is the topic {balancers[0]}: stop Cruise Control until the end"
+    else:
+        yield "brokers do not tell whether a balancer is at work: stop it until the end"
