@@ -113,7 +113,7 @@ LISTENERS = {
 @pytest.mark.parametrize(
     ("configs", "address", "listener"),
     [
-        (LISTENERS, HostPort("example.org", 9093), InterBrokerListener("OUT", 3)),
+        (LISTENERS, HostPort("example.org", 9093), InterBrokerListener("OUT", 3, "GSSAPI")),
         (LISTENERS, HostPort("b1", 9091), InterBrokerListener("IN", 0)),
         (LISTENERS, HostPort("elsewhere", 9093), None),
         ({"listeners": "SSL://:9093"}, HostPort("b1", 9093), InterBrokerListener("SSL", 1)),
