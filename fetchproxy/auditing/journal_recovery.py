@@ -51,6 +51,7 @@ from fetchproxy.storage.key_rings import SETTING, journal_context
 from fetchproxy.storage.packed_logs import AtRest
 from fetchproxy.writing.completeness_records import CompletenessRecords
 from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.journal import OBJECT_GAIN_BYTES_MAX
 from fetchproxy.writing.sources.segment_writer import SegmentWriter
 from fetchproxy.writing.spool import Spool
 
@@ -126,6 +127,13 @@ class JournalRecovery:
     async def records(self, placed: PlacedEntry, key: WrappedKey | None) -> bytes:
         place, entry = placed.place, placed.entry
         name = self.objects.journal_key(*place)
+        # A gain is at most one segment, and its last batch may be larger than there is room for.
+        bytes_max = 2 * max(self.segment_bytes_max, OBJECT_GAIN_BYTES_MAX)
+        if entry.stored.length > bytes_max:
+            raise DamagedObject(
+                f"{name}: the entry of {entry.tp} has {entry.stored.length} bytes, it can have "
+                f"{bytes_max} at most"
+            )
         raw = await self.objects.get_journal_bytes(name, entry.stored)
         cipher = await self._cipher(placed, key)
         try:

@@ -156,12 +156,19 @@ def _partition(
 # kafka-python writes only the fields of the message's version, so callers give all fields.
 
 
+# What kafka-python's decoders raise for bytes that are no response; it has assertions, too.
+_MALFORMED = (
+    *(WireError, struct.error, ValueError, OverflowError, LookupError),
+    *(AssertionError, AttributeError, TypeError),
+)
+
+
 def body_of(response: Any, payload: memoryview, version: int) -> Any:
     """Decode a response without size prefix. (kafka-python's own header reader copies it all.)"""
     try:
         body = response_body(payload, response.API_KEY, version)
         return response.decode(payload[body.pos :], version=version)
-    except (WireError, struct.error, ValueError, IndexError, KeyError) as error:
+    except _MALFORMED as error:
         raise ClusterError(f"{response.__name__} version {version} is malformed: {error}") from None
 
 

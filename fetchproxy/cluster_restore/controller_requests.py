@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from fetchproxy_protocol import inter_broker as wire
-from fetchproxy_protocol.apis import ApiKey, ErrorCode, error_text
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError, error_text
 from fetchproxy_protocol.messages import MessageFields, Structure, decode_response, encode_body
 from kafka.protocol.admin import (
     AlterPartitionReassignmentsRequest,
@@ -348,7 +348,10 @@ async def _ask(
                 ErrorCode.UNSUPPORTED_VERSION,
             )
         [payload] = await connection.send(key, version, [body])
-        response = decode_response(tables[1], payload, key, version)
+        try:
+            response = decode_response(tables[1], payload, key, version)
+        except WireError as error:
+            raise ClusterError(f"{operation}: malformed response: {error}") from None
         raise_for(response["error_code"], operation)
         return response
 

@@ -13,7 +13,7 @@ in this log is told where (KIP-595, DivergingEpoch), and truncates there.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, NamedTuple
@@ -86,10 +86,12 @@ class FetchResponse:
 class LedPartitions:
     """The partitions that the phantom leads, and the replicas that have followed it.
 
+    `followers`: the brokers; no other id proves anything. None: any id may be one.
     `progress`: rises whenever a follower gets further. `sent_bytes`: of records.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, followers: Collection[int] | None = None) -> None:
+        self._followers = None if followers is None else frozenset(followers)
         self._led: dict[Place, LedPartition] = {}
         self._names: dict[bytes, str] = {}
         self.progress = 0
@@ -103,9 +105,9 @@ class LedPartitions:
 
     def knows(self, request: wire.FetchRequest) -> bool:
         """Whether all topics of the request are known."""
-        return all(
-            self._name(request.version, topic) is not None for topic, _ in request.partitions
-        )
+        if request.version < TOPIC_IDS_FROM:
+            return True  # a name needs no table
+        return self._names.keys() >= {topic for topic, _ in request.partitions}
 
     def placed(self, place: Place) -> frozenset[int]:
         """The replicas that are proven to have the log."""
@@ -157,7 +159,8 @@ class LedPartitions:
         entries = {
             topic: wire.PartitionEntries(counts[topic], rows) for topic, rows in by_topic.items()
         }
-        return FetchResponse(wire.encode_response(request.version, head, entries), is_news)
+        pieces = yield from wire.response_in_steps(request.version, head, entries)
+        return FetchResponse(pieces, is_news)
 
     def _row_of(
         self,
@@ -191,14 +194,15 @@ class LedPartitions:
         # A follower that cannot append them asks for the same ones again, at once.
         offset = wire.fetch_offset(entry)
         is_news = led.sent_from.get(request.replica_id) != offset
-        led.sent_from[request.replica_id] = offset
+        if self._is_follower(request.replica_id):
+            led.sent_from[request.replica_id] = offset
         return [start, *records.pieces, wire.no_tags(version)], is_news
 
     def _note(self, replica: int, led: LedPartition, entry: wire.FetchEntry) -> bool:
         """Whether this is the replica's first proof. A consumer proves nothing. Retention may
         raise the start of a follower's log while it fetches.
         """
-        if replica < 0:
+        if not self._is_follower(replica):
             return False
         log, offset = led.log, wire.fetch_offset(entry)
         before = led.fetched_to.get(replica, log.start_offset)
@@ -248,7 +252,13 @@ class LedPartitions:
         return {"topics": [{"topic": name, "partitions": rows} for name, rows in topics.items()]}
 
     def _name(self, version: int, topic: bytes) -> str | None:
-        return self._names.get(topic) if version >= TOPIC_IDS_FROM else topic.decode()
+        if version >= TOPIC_IDS_FROM:
+            return self._names.get(topic)
+        # What is no text is the name of no topic, and lies in no table.
+        return topic.decode(errors="surrogateescape")
+
+    def _is_follower(self, replica: int) -> bool:
+        return replica >= 0 and (self._followers is None or replica in self._followers)
 
 
 def _fault(log: LedLog, entry: wire.FetchEntry) -> ErrorCode | EpochEnd | None:

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
+import structlog
 from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.fetch import FetchRequest, request_in_steps
@@ -39,8 +40,10 @@ from fetchproxy.cluster_restore.phantom_security import (
 )
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ConfigError, FetchProxyError, system_error_in_words
-from fetchproxy.runtime.cooperative import at_once, in_steps
+from fetchproxy.runtime.cooperative import at_once, collected, in_steps
 from fetchproxy.serving.archive_only.logins import Logins
+
+log = structlog.get_logger(__name__)
 
 # What a follower uses, by metadata.version 3.3 and later ones.
 _OFFERED = {
@@ -51,7 +54,17 @@ _OFFERED = {
 }
 _FETCHER = re.compile(rb"broker-\d+-fetcher-\d+")
 _SIZE_BYTES = 4
-_FRAME_BYTES_MAX = 16 << 20
+# A request up to a fetcher's name, which is short. What has a longer beginning is no fetcher's.
+_BEGINNING_BYTES_MAX = 128
+# Of a fetcher: 50,000 partitions, the most of one request.
+_FRAME_BYTES_MAX = 4 << 20
+# Of all fetchers together, while they arrive: sixteen of the largest. They try again.
+_ARRIVING_BYTES_MAX = 64 << 20
+# Of a connection until its first request has begun, and of each request from then on.
+_HALF_FRAME_MAX_S = 30.0
+# Clients of the cluster may all be here, each with buffers of up to 256 KiB. The next one ends the
+# oldest that is no fetcher: of those there is one for each broker and `num.replica.fetchers`.
+_CONNECTIONS_MAX = 1_000
 # Of records in one response; a follower asks for 10 MiB (replica.fetch.response.max.bytes).
 _RECORDS_BYTES_MAX = 16 << 20
 _SPLICED_AT_ONCE_BYTES = 64 << 10
@@ -94,6 +107,9 @@ class PhantomServer:
         self._security = security
         self._say = say
         self._fetchers = 0
+        self._arriving_bytes = 0
+        # Of clients, and those that have said nothing yet, the oldest first.
+        self._others: dict[asyncio.StreamWriter, None] = {}
         self._refusals: set[str] = set()
         self._logins: Logins | None = None
 
@@ -127,6 +143,7 @@ class PhantomServer:
                     return
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
+                self._make_place(writer)
 
             tasks: set[asyncio.Task[None]] = set()
             try:
@@ -148,27 +165,45 @@ class PhantomServer:
                 for task in tasks:
                     task.cancel()
 
+    def _make_place(self, newcomer: asyncio.StreamWriter) -> None:
+        if len(self._others) + self._fetchers >= _CONNECTIONS_MAX and self._others:
+            oldest = next(iter(self._others))
+            del self._others[oldest]
+            oldest.transport.abort()
+        self._others[newcomer] = None
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             # The records' source tells its errors to the restore itself.
             with suppress(OSError, EOFError, WireError, TimeoutError, FetchProxyError):
-                first = await _frame(reader)
-                if _is_fetchers(first, nameless=self._logins is not None):
-                    await self._respond_all(first, reader, writer)
-                else:
-                    await self._splice(first, reader, writer)
+                async with asyncio.timeout(_HALF_FRAME_MAX_S):
+                    size, beginning = await _beginning(reader)
+                if not _is_fetchers(beginning, nameless=self._logins is not None):
+                    await self._splice(INT32.pack(size) + beginning, reader, writer)
+                elif self._fetchers < _CONNECTIONS_MAX:
+                    if self._logins is None:
+                        self._others.pop(writer, None)
+                    await self._respond_all(size, beginning, reader, writer)
+        except Exception:  # a bug in one connection must not end the restore
+            log.exception("session_crashed")
         finally:
+            self._others.pop(writer, None)
             writer.close()
 
     # --- a fetcher ---
     async def _respond_all(
-        self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        size: int,
+        beginning: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self._fetchers += 1
         try:
-            request = first
+            request = await self._whole(size, beginning, reader)
             if self._logins is not None:
-                request = await self._log_in(self._logins, first, reader, writer)
+                request = await self._log_in(self._logins, request, reader, writer)
+                self._others.pop(writer, None)
             while True:
                 response = await self._respond(request)
                 if response is None:
@@ -176,9 +211,25 @@ class PhantomServer:
                 writer.writelines(response)
                 del response  # the records need not stay until the next request
                 await writer.drain()
-                request = await _frame(reader)
+                request = await self._frame(reader)
         finally:
             self._fetchers -= 1
+
+    async def _frame(self, reader: asyncio.StreamReader) -> bytes:
+        [size] = INT32.unpack(await reader.readexactly(_SIZE_BYTES))
+        return await self._whole(size, b"", reader)
+
+    async def _whole(self, size: int, beginning: bytes, reader: asyncio.StreamReader) -> bytes:
+        """A request without its size prefix. Raises EOFError, OSError, TimeoutError, WireError."""
+        arriving_bytes = self._arriving_bytes + size
+        if not len(beginning) <= size <= _FRAME_BYTES_MAX or arriving_bytes > _ARRIVING_BYTES_MAX:
+            raise WireError(f"a request of {size} bytes")
+        self._arriving_bytes = arriving_bytes
+        try:
+            async with asyncio.timeout(_HALF_FRAME_MAX_S):
+                return beginning + await reader.readexactly(size - len(beginning))
+        finally:
+            self._arriving_bytes -= size
 
     async def _log_in(
         self,
@@ -203,7 +254,8 @@ class PhantomServer:
             if login.refusal:
                 self._refused(f"a broker at {peer[0]} cannot log in: {login.refusal}")
                 raise WireError(login.refusal)
-            request = await _frame(reader)
+            async with asyncio.timeout(_HALF_FRAME_MAX_S):
+                request = await self._frame(reader)
         return request
 
     def _refused(self, why: str) -> None:
@@ -221,12 +273,12 @@ class PhantomServer:
             return None
         if head.api_key == ApiKey.LIST_OFFSETS:
             requested = list_offsets.partitions_in(request, head.body_position, version)
-            fields = self._led.listed(requested)
-            return [_written(LIST_OFFSETS_RESPONSE, fields, head, version)]
+            fields = self._led.listed(await collected(requested))
+            return [await _in_steps(LIST_OFFSETS_RESPONSE, fields, head, version)]
         if head.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
             epochs = offset_for_leader_epoch.partitions_in(request, head.body_position, version)
-            fields = self._led.epoch_ends(epochs)
-            return [_written(OFFSET_FOR_LEADER_EPOCH_RESPONSE, fields, head, version)]
+            fields = self._led.epoch_ends(await collected(epochs))
+            return [await _in_steps(OFFSET_FOR_LEADER_EPOCH_RESPONSE, fields, head, version)]
         return await self._fetched(await in_steps(request_in_steps(request, head.body_position)))
 
     async def _fetched(self, fetch: FetchRequest) -> Sequence[Buffer]:
@@ -260,7 +312,7 @@ class PhantomServer:
                 address.host, address.port, ssl=context, server_hostname=name
             )
         try:
-            there[1].write(INT32.pack(len(first)) + first)
+            there[1].write(first)
             async with asyncio.TaskGroup() as both:
                 both.create_task(_pump(reader, there[1]))
                 both.create_task(_pump(there[0], writer))
@@ -268,12 +320,12 @@ class PhantomServer:
             there[1].close()
 
 
-async def _frame(reader: asyncio.StreamReader) -> bytes:
-    """A request without its size prefix. Raises EOFError, OSError, WireError."""
+async def _beginning(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The size prefix of a request, and its first bytes. Raises EOFError, OSError, WireError."""
     [size] = INT32.unpack(await reader.readexactly(_SIZE_BYTES))
-    if not 0 < size <= _FRAME_BYTES_MAX:
+    if size <= 0:
         raise WireError(f"a request of {size} bytes")
-    return await reader.readexactly(size)
+    return size, await reader.readexactly(min(size, _BEGINNING_BYTES_MAX))
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -285,12 +337,15 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def _is_fetchers(request: bytes, *, nameless: bool) -> bool:
-    """Whether a connection with this first request is a replica's. `nameless`: it has no client id
-    before its login (SaslClientAuthenticator). Raises WireError.
+def _is_fetchers(beginning: bytes, *, nameless: bool) -> bool:
+    """Whether a connection whose first request begins so is a replica's. `nameless`: it has no
+    client id before its login (SaslClientAuthenticator).
     """
-    head = peek_request_header(request)
-    client_id = request[head.client_id_start : head.client_id_end]
+    length_at = 8  # behind API key, version and correlation id
+    length = int.from_bytes(beginning[length_at : length_at + 2], "big", signed=True)
+    client_id = beginning[length_at + 2 : length_at + 2 + max(length, 0)]
+    if len(client_id) < length:
+        return False
     return _FETCHER.fullmatch(client_id) is not None or (nameless and not client_id)
 
 
@@ -317,3 +372,10 @@ def _api_versions(head: RequestHead, offered: Mapping[ApiKey, tuple[int, int]]) 
 def _written(table: Structure, fields: MessageFields, head: RequestHead, version: int) -> bytes:
     steps = write_response(table, fields, head.api_key, version, head.correlation_id)
     return bytes(at_once(steps))
+
+
+async def _in_steps(
+    table: Structure, fields: MessageFields, head: RequestHead, version: int
+) -> bytes:
+    steps = write_response(table, fields, head.api_key, version, head.correlation_id)
+    return bytes(await in_steps(steps))

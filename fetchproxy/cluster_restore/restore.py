@@ -293,7 +293,7 @@ class _Run:
 
     # --- with the phantoms ---
     async def _lead_and_leave(self) -> None:
-        led = LedPartitions()
+        led = LedPartitions(self.brokers)
         features = await requests.supported_features(self.controller)
         async with AsyncExitStack() as stack:
             records, look = await self._records(stack, led)

@@ -29,7 +29,7 @@ from fetchproxy.jobs.runner import ItemFailure, Report, Runner, StoreWork, not_d
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.listings import Unlisted
-from fetchproxy.storage.stores.registry import same_place, without_secrets
+from fetchproxy.storage.stores.registry import is_within, same_place, without_secrets
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.spool import Spool
 
@@ -103,6 +103,12 @@ def mirror(
     """
     if same_place(store_url(config), to):
         raise ConfigError("--from and --to are the same place")
+    for inside, inner, outer in (
+        ("--to is inside --from", to, store_url(config)),
+        ("--from is inside --to", store_url(config), to),
+    ):
+        if is_within(inner, outer):
+            raise ConfigError(f"{inside}: choose a folder or prefix beside it")
     places = Places(for_executors(config), to)
     identity = places.ask(partial(_begin, to))
     if identity is None:

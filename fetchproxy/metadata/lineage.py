@@ -4,8 +4,10 @@ leader's log. Pure.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochEnd, EpochStart
@@ -92,17 +94,17 @@ def end_offset_for(
     """LeaderEpochFileCache.endOffsetFor: the largest epoch up to `requested_epoch`, and its end.
 
     For an epoch before the first known: that epoch and the start of the first. For an epoch that is
-    not known yet: undefined.
+    not known yet: undefined. `lineage`: epochs rise.
     """
     if requested_epoch == UNDEFINED_EPOCH or not lineage:
         return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
     if requested_epoch == lineage[-1].epoch:
         return EpochEnd(requested_epoch, log_end_offset)
-    following = next((entry for entry in lineage if entry.epoch > requested_epoch), None)
-    if following is None:
+    after = bisect_right(lineage, requested_epoch, key=attrgetter("epoch"))
+    if after == len(lineage):
         return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
-    floor = max((e.epoch for e in lineage if e.epoch <= requested_epoch), default=requested_epoch)
-    return EpochEnd(floor, following.start_offset)
+    floor = lineage[after - 1].epoch if after else requested_epoch
+    return EpochEnd(floor, lineage[after].start_offset)
 
 
 def merged_end_offset(

@@ -6,7 +6,7 @@ The segments are rows (`columns`). A segment's value is made when a caller asks 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -60,6 +60,17 @@ class PartitionView:
         Also None if the offset was deleted, although the first segment may still hold it.
         """
         return None if offset < self.raised_log_start else self.segments.at_or_after(offset)
+
+    def copies_of(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
+        """`segment_at_or_after(offset)`, and then further copies of the same offset."""
+        if offset < self.raised_log_start:
+            return
+        rows = self.segments
+        first = index = rows.index_at_or_after(offset)
+        while index < len(rows) and (index == first or rows.start_offset(index) <= offset):
+            if index == first or self.history.counts_from(rows[index]) <= offset:
+                yield rows[index]
+            index += 1
 
     def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int | None:
         """The first segment from `index` on whose largest timestamp is at or above `timestamp_ms`.

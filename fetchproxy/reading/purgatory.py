@@ -38,6 +38,7 @@ from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.read_ahead import ReadAhead, ReadAheadLoads
 from fetchproxy.reading.segment_loads import SegmentLoads
 from fetchproxy.reading.segment_reader import (
+    FETCHED_TXNS_MAX,
     NO_CHUNKS,
     ArchiveMemory,
     CompletionReason,
@@ -248,9 +249,12 @@ class PendingReads:
             if load.chunk is not None and isinstance(need, NeedChunk):
                 read.chunks[need.key] = load.chunk
             return True
-        if isinstance(load.error, ObjectNotFound) and not isinstance(need, NeedView):
+        if isinstance(need, NeedView):
+            return False
+        if isinstance(load.error, ObjectNotFound):
             return self._look_again(read, need, load.error)
-        return False  # corrupt (then that is the response), or given up because no client asks
+        # Corrupt: another copy is read, or that is the response. Or given up: no client asks.
+        return isinstance(load.error, CorruptSegment)
 
     def _look_again(
         self,
@@ -263,7 +267,7 @@ class PendingReads:
         """
         if read.missing is not None and read.missing.key == need.key:
             self._loads.give_up(need, CorruptSegment(f"an object of the segment is lost: {error}"))
-            return False
+            return True
         read.missing = need
         self._rlmm.doubt(read.request.tp)
         read.view_from = asyncio.get_running_loop().time()
@@ -442,9 +446,9 @@ class RemoteFetchPurgatory:
         """The results from memory within the fetch's bytes, and the needs of other requests."""
         results: dict[K, RemoteReadResult] = {}
         needs: dict[K, Need] = {}
-        bytes_left, empty = fetch.bytes_max, True
+        bytes_left, txns_left, empty = fetch.bytes_max, FETCHED_TXNS_MAX, True
         for key, request in fetch.requests.items():
-            if not empty and bytes_left <= 0:
+            if not empty and (bytes_left <= 0 or txns_left <= 0):
                 break
             read = fetch.reads.get(key)
             outcome = self._reader.read(
@@ -461,6 +465,7 @@ class RemoteFetchPurgatory:
             elif outcome.records:
                 results[key] = outcome
                 bytes_left, empty = bytes_left - outcome.size_bytes, False
+                txns_left -= outcome.txns
                 if not self._closed:
                     self._read_ahead.served(request, outcome, read is not None, now)
             elif isinstance(outcome.error, OffsetNotArchived | OffsetLost):

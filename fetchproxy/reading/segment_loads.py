@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, MetadataChanged, ObjectNotReadable, SegmentLocked
+from fetchproxy.errors import (
+    CorruptSegment,
+    DamagedObject,
+    MetadataChanged,
+    ObjectNotReadable,
+    SegmentLocked,
+)
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, check_chunk
@@ -29,9 +35,9 @@ from fetchproxy.reading.segment_reader import (
     NeedView,
 )
 from fetchproxy.runtime.cooperative import LoopSteps, at_once, in_steps
+from fetchproxy.segments.aborted_index import AbortedIndex
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, SegmentLayout
-from fetchproxy.segments.side_files import AbortedIndex
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import Refusals
@@ -41,10 +47,12 @@ log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
 
-# Reserved while an index is read, because its size is not known: an index of a 64 MiB segment.
+# Reserved while an index is read, because its size is not known: an index of a 64 MiB segment. A
+# longer one is read and parsed alone.
 INDEX_RESERVED_BYTES = 256 * 1024
-# A longer transaction index is not read: this is two million aborted transactions in one segment.
-TXN_BYTES_MAX = 64 * 1024 * 1024
+# A longer transaction index is not read: these are 490,000 aborted transactions. A log of 64 MiB
+# has room for 460,000 of one record each, with their markers.
+TXN_BYTES_MAX = 16 * 1024 * 1024
 # A longer index is parsed in a thread. This much takes 1 to 4 ms.
 INDEX_INLINE_BYTES_MAX = 128 * 1024
 # A longer chunk is checked in a thread. It may be one batch, and a checksum cannot be computed in
@@ -63,6 +71,7 @@ class SegmentLoads:
     _steps: LoopSteps
     _local_indexes: LocalIndexes | None = None
     _disk_cache: DiskCache | None = None
+    _long_index: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
 
     def begin(
         self, need: Need, needed_until: float, is_read_ahead: bool = False, client: Hashable = None
@@ -111,7 +120,8 @@ class SegmentLoads:
     def give_up(self, need: Need, error: CorruptSegment) -> None:
         """The stored bytes of `need` are damaged: log an error, and keep the error for a while."""
         until = asyncio.get_running_loop().time() + self._memory.damaged_for_s
-        self._memory.damaged[need.key] = error, until
+        # A traceback keeps all that its functions had in memory: the whole object, for one.
+        self._memory.damaged[need.key] = error.with_traceback(None), until
         if isinstance(need, NeedView):
             log.error("corrupt_metadata", topic=need.tp.topic, error=str(error))
             return
@@ -132,16 +142,35 @@ class SegmentLoads:
         if self._local_indexes is not None:
             index = await self._local_indexes.read(need.metadata)
         if index is None:
-            raw = await self._rsm.fetch_index(need.metadata, SegmentFile.INDEX)
-            index = await _parsed(RemoteLogIndex.parse, raw)
+            index = await self._parsed(need, SegmentFile.INDEX, RemoteLogIndex.parse, None)
             index.check_covers(need.metadata.stored_end_offset, need.metadata.segment_size_bytes)
         self._memory.keep(need, SegmentLayout(index, self._memory.chunk_bytes))
         self._damaged.readable(need.metadata, need.key)
 
     async def _load_aborted(self, need: NeedAborted) -> None:
-        raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN, TXN_BYTES_MAX)
-        self._memory.keep(need, await _parsed(AbortedIndex, raw))
+        index = await self._parsed(need, SegmentFile.TXN, AbortedIndex, TXN_BYTES_MAX)
+        self._memory.keep(need, index)
         self._damaged.readable(need.metadata, need.key)
+
+    async def _parsed(
+        self,
+        need: NeedLayout | NeedAborted,
+        file: SegmentFile,
+        parse: Callable[[bytes], V],
+        bytes_max: int | None,
+    ) -> V:
+        """Long files come one after the other: each takes several times its size of memory."""
+        fetch = partial(self._rsm.fetch_index, need.metadata, file)
+        try:
+            raw = await fetch(INDEX_RESERVED_BYTES)
+        except ObjectNotReadable:
+            raise
+        except DamagedObject:  # it is longer, as a rule
+            async with self._long_index:
+                return await asyncio.to_thread(parse, await fetch(bytes_max))
+        if len(raw) <= INDEX_INLINE_BYTES_MAX:
+            return parse(raw)
+        return await asyncio.to_thread(parse, raw)
 
     async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
         size = need.byte_range.length
@@ -187,12 +216,6 @@ class SegmentLoads:
         self._memory.chunks.keep(need.key, chunk, self._pool.is_ahead(need.key))
         self._damaged.readable(need.metadata, need.key)
         return chunk
-
-
-async def _parsed(parse: Callable[[bytes], V], raw: bytes) -> V:
-    if len(raw) <= INDEX_INLINE_BYTES_MAX:
-        return parse(raw)
-    return await asyncio.to_thread(parse, raw)
 
 
 def _cached(need: NeedChunk) -> CachedChunk:

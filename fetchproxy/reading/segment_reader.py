@@ -16,7 +16,6 @@ from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetLost, Offse
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import (
-    AbortedTxn,
     ByteRange,
     IsolationLevel,
     RemoteLogSegmentMetadata,
@@ -25,8 +24,10 @@ from fetchproxy.model import (
 from fetchproxy.observability.metrics import INDEX_CACHE_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, ChunkCache, ChunkKey
 from fetchproxy.reading.limits import ReadingLimits
+from fetchproxy.segments.aborted_index import AbortedIndex, AbortedSpan
+from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import SegmentLayout
-from fetchproxy.segments.side_files import AbortedIndex
+from fetchproxy.segments.side_files import OPEN_TXNS_MAX
 
 # A fetch that only the archive can answer waits this long, even if its max_wait is shorter. A store
 # is slower than a broker's disk, so a client with a shorter wait would get empty responses again
@@ -37,8 +38,9 @@ READ_WAIT_MIN_S = 0.5
 PARTITIONS_READ_MAX = 200
 # Needs remembered as damaged. Beyond that, the longest unused is forgotten and found again.
 DAMAGED_MAX = 10_000
-# So many indexes stay in memory at least, however large they are.
-INDEXES_MIN = 8
+# Aborted transactions in the response to one fetch, except of its first partition. Each takes 17
+# bytes of the response and half a microsecond. A further partition waits for the next fetch.
+FETCHED_TXNS_MAX = 20_000
 NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
 
 
@@ -63,10 +65,11 @@ class RemoteReadResult:
     CorruptSegment; or StorageUnavailable, only after `remote_error_after_ms` of failures. `view`:
     the view that the records were found in. `records`: whole stored batches in order, byte for
     byte. The first batch contains or follows the fetch offset, so its first records may lie below
-    that offset (clients skip those). Empty, without error: there is nothing yet. `aborted_txns`:
-    under READ_COMMITTED, the aborted transactions with an offset in the returned range; otherwise
-    (). `skipped`: the recorded gap between the fetch offset and the records, as (first, last) lost
-    offsets. `chunks`: for each piece of `records`, the chunk that it was cut from, and its place.
+    that offset (clients skip those). Empty, without error: there is nothing yet. `aborted`: under
+    READ_COMMITTED, the aborted transactions with an offset in the returned range, segment by
+    segment (`aborted_index.txn_starts`); otherwise (). `skipped`: the recorded gap between the
+    fetch offset and the records, as (first, last) lost offsets. `chunks`: for each piece of
+    `records`, the chunk that it was cut from, and its place.
     """
 
     error: FetchProxyError | None = None
@@ -74,7 +77,8 @@ class RemoteReadResult:
     records: list[memoryview] = field(default_factory=list)
     size_bytes: int = 0
     next_offset: int = -1  # after the records
-    aborted_txns: tuple[AbortedTxn, ...] = ()
+    aborted: list[AbortedSpan] = field(default_factory=list)
+    txns: int = 0  # that `aborted` lists, some perhaps twice
     skipped: tuple[int, int] | None = None
     chunks: list[tuple[NeedChunk, Chunk]] = field(default_factory=list)
 
@@ -84,6 +88,22 @@ class RemoteReadResult:
         self.chunks.append((place, chunk))
         self.size_bytes += end - start
         self.next_offset = last + 1
+
+    def lists_txns(self, aborted: AbortedIndex, first: int, last: int) -> bool:
+        """Adds the aborted transactions with an offset in `first` … `last`, which come behind the
+        records. False: they are too many for one response.
+        """
+        spans, before = self.aborted, 0
+        same = bool(spans) and spans[-1].index is aborted
+        if same:
+            first, before = spans[-1].first, spans[-1].count
+        span = AbortedSpan(aborted, first, last)
+        txns = self.txns - before + span.count
+        if txns > OPEN_TXNS_MAX:
+            return False
+        spans[-1 if same else len(spans) :] = [span]
+        self.txns = txns
+        return True
 
 
 def kafka_error_code(error: FetchProxyError) -> ErrorCode:
@@ -178,9 +198,9 @@ class ArchiveMemory:
         self._index_bytes_max = config.index_cache_bytes_max
         self._indexes: LRUCache[Hashable, SegmentLayout | AbortedIndex] = LRUCache(
             config.index_cache_bytes_max,
-            # None counts as too large to keep beside others: a read needs both kinds at once, and
-            # would otherwise read them again for ever.
-            getsizeof=lambda value: min(value.memory_bytes, self._index_bytes_max // INDEXES_MIN),
+            # The largest has room beside it: a read needs both kinds at once, and would otherwise
+            # read them again for ever. A layout is small.
+            getsizeof=lambda value: min(value.memory_bytes, self._index_bytes_max * 3 // 4),
         )
         self.damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
         self.damaged_for_s = limits.corrupt_retry_ms / 1000
@@ -246,7 +266,7 @@ class SegmentReader:
         view = view or self._rlmm.view(request.tp)
         if view is None:
             return NeedView(request.tp, fresh_since)
-        place = self.locate(view, request.fetch_offset, fresh_since, now)
+        place = self.locate(view, request.fetch_offset, fresh_since, now, request.isolation)
         if not isinstance(place, NeedChunk):
             return RemoteReadResult(place) if isinstance(place, FetchProxyError) else place
         if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(
@@ -268,17 +288,29 @@ class SegmentReader:
                 return self.read(further, bytes_max, min_one, fresh_since, now, chunks, view)
             return RemoteReadResult()
         result = RemoteReadResult(view=view)
+        aborted = self._aborted(place, request.isolation)
+        if aborted is not None:
+            base = chunk.base_offset_at(start)
+            listed_to = aborted.up_to(base, OPEN_TXNS_MAX)
+            if listed_to is not None and listed_to < last:
+                start, end, last = chunk.cut(base, end - start, False, listed_to)
+                if start == end:
+                    return RemoteReadResult(_too_many_txns(place.metadata, base))
+            result.lists_txns(aborted, base, last)
         result.add(place, chunk, start, end, last)
         if end == chunk.readable_end(up_to):
             self._go_on(view, result, limit, request.isolation)
-        if request.isolation is IsolationLevel.READ_COMMITTED:
-            result.aborted_txns = self._aborted(result, chunk.base_offset_at(start))
         if place.metadata.start_offset > request.fetch_offset:
             result.skipped = view.gap_around(place.metadata.start_offset - 1)
         return result
 
     def locate(
-        self, view: PartitionView, offset: int, fresh_since: float, now: float
+        self,
+        view: PartitionView,
+        offset: int,
+        fresh_since: float,
+        now: float,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> NeedChunk | Need | FetchProxyError:
         """The chunk with the first batch that ends at or above `offset`, in memory or not.
 
@@ -309,14 +341,56 @@ class SegmentReader:
                     )
                 from_offset = gap[1] + 1
                 continue
-            layout = self._memory.layout(metadata.segment_id.id.int)
-            if layout is None:
-                need = NeedLayout(metadata)
-                return self._memory.damage(need, now) or need
-            number = layout.chunk_at_or_after(from_offset)
-            if _counts(metadata, layout, number):
-                return NeedChunk(metadata, layout, number)
+            place = self._place(metadata, from_offset, now, isolation)
+            if isinstance(place, CorruptSegment):
+                place = self._other_copy(view, metadata, from_offset, now, isolation) or place
+            if place is not None:
+                return place
             from_offset = metadata.end_offset + 1
+
+    def _place(
+        self,
+        metadata: RemoteLogSegmentMetadata,
+        offset: int,
+        now: float,
+        isolation: IsolationLevel,
+    ) -> NeedChunk | NeedLayout | CorruptSegment | None:
+        """Where in the segment the first batch at or above `offset` is, or the damage that rules
+        out reading it; None: nowhere.
+        """
+        layout = self._memory.layout(metadata.segment_id.id.int)
+        if layout is None:
+            need = NeedLayout(metadata)
+            return self._memory.damage(need, now) or need
+        number = layout.chunk_at_or_after(offset)
+        if not _counts(metadata, layout, number):
+            return None
+        place = NeedChunk(metadata, layout, number)
+        if not self._memory.damaged:  # nearly always
+            return place
+        damage = self._memory.damage(place, now)
+        if damage is None and isolation is IsolationLevel.READ_COMMITTED:
+            damage = self._memory.damage(NeedAborted(metadata), now)
+        return damage or place
+
+    def _other_copy(
+        self,
+        view: PartitionView,
+        damaged: RemoteLogSegmentMetadata,
+        offset: int,
+        now: float,
+        isolation: IsolationLevel,
+    ) -> NeedChunk | NeedLayout | None:
+        """The place in another copy of the same log, as a merge makes one."""
+        for metadata in view.copies_of(offset):
+            if metadata.segment_id == damaged.segment_id:
+                continue
+            if first_difference(damaged, metadata) is not None:
+                continue
+            place = self._place(metadata, offset, now, isolation)
+            if isinstance(place, NeedChunk | NeedLayout):
+                return place
+        return None
 
     def following(
         self, place: NeedChunk, count: int, isolation: IsolationLevel, now: float
@@ -408,6 +482,9 @@ class SegmentReader:
             start, end, last = chunk.cut(result.next_offset, room, min_one=False, up_to=after.up_to)
             if start == end:
                 return
+            aborted = self._aborted(after, isolation)
+            if aborted is not None and not result.lists_txns(aborted, result.next_offset, last):
+                return
             result.add(after, chunk, start, end, last)
             if end < chunk.readable_end(after.up_to):
                 return
@@ -423,26 +500,18 @@ class SegmentReader:
             metadata.has_aborted_txns and self._memory.aborted(metadata.segment_id.id.int) is None
         )
 
-    def _aborted(self, result: RemoteReadResult, first: int) -> tuple[AbortedTxn, ...]:
-        """Aborted transactions with an offset from `first` on, up to the last record.
+    def _aborted(self, place: NeedChunk, isolation: IsolationLevel) -> AbortedIndex | None:
+        """None: the read does not list them, or there are none."""
+        if isolation is not IsolationLevel.READ_COMMITTED or not place.metadata.has_aborted_txns:
+            return None
+        return self._memory.aborted(place.metadata.segment_id.id.int)
 
-        Each segment lists all transactions that overlap it, so the segments that were read are
-        enough. If two segments list a transaction, the later segment has its end.
-        """
-        transactions: dict[tuple[int, int], AbortedTxn] = {}
-        last = result.next_offset - 1
-        segments = {place.key[0]: place.metadata for place, _ in result.chunks}
-        for segment, metadata in segments.items():
-            if not metadata.has_aborted_txns:
-                continue
-            entries = self._memory.aborted(segment)
-            for entry in entries.overlapping(first, last) if entries is not None else ():
-                key = (entry.first_offset, entry.producer_id)
-                previous = transactions.get(key)
-                if previous is None or previous.last_offset < entry.last_offset:
-                    transactions[key] = entry
-        # Pairs are compared in no time.
-        return tuple(transactions[key] for key in sorted(transactions))
+
+def _too_many_txns(metadata: RemoteLogSegmentMetadata, base: int) -> CorruptSegment:
+    return CorruptSegment(
+        f"{metadata.topic_id_partition} segment {metadata.segment_id.id}: its transaction index "
+        f"has more than {OPEN_TXNS_MAX} transactions in the batch at offset {base}"
+    )
 
 
 def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:

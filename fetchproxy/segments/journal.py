@@ -57,11 +57,17 @@ END_BYTES = _END.size
 _LENGTH = Struct(">I")
 _CRC_BYTES = 4
 _NOTHING = -1  # archived
+_INT64_DIGITS_MAX = 19
 _LABEL = Struct(">16sQ16siQI")
 # A nonce is used once under a key: the object's number and the number of the part in it.
 _NONCE = Struct(">QI")
-# 100,000 partitions of 250-character topics, each with some aborted transactions.
-TABLE_BYTES_MAX = 64 * 1024 * 1024
+# 30,000 partitions of 250-character topics, each with some aborted transactions. Decoded, it takes
+# up to ten times as much. A writer leaves what has no room for the next object (`table_bytes`).
+TABLE_BYTES_MAX = 16 * 1024 * 1024
+# The shortest entry takes 150 bytes of a table; and the least that each takes, without its topic
+# and its aborted transactions.
+_ENTRY_BYTES_MIN, _ENTRY_BYTES_MAX = 128, 320
+_ABORTED_BYTES_MAX = 2 * (_INT64_DIGITS_MAX + 1)
 
 
 class JournalPlace(NamedTuple):
@@ -157,6 +163,11 @@ def _label(place: JournalPlace, tp: TopicIdPartition, start_offset: int, number:
 # --- the table -----------------------------------------------------------------------------------
 
 
+def table_bytes(topic: str, aborted_count: int) -> int:
+    """No entry takes more than this of a table."""
+    return _ENTRY_BYTES_MAX + len(topic) + aborted_count * _ABORTED_BYTES_MAX
+
+
 def encode_table(table: JournalTable) -> bytes:
     """The end of an object, from the table on."""
     key = table.key
@@ -209,6 +220,9 @@ def decode_table(raw: bytes, end: bytes, size_bytes: int, key: str) -> JournalTa
     _, check, _ = _END.unpack(end)
     if crc32c(raw) != check:
         raise CorruptSegment(f"{key}: the CRC-32C of its table is wrong")
+    # Counted before it is read: an empty object of 3 bytes takes 70 in memory.
+    if max(raw.count(b"{"), raw.count(b"[") // 2) > 1 + len(raw) // _ENTRY_BYTES_MIN:
+        raise CorruptSegment(f"{key}: its table has more entries than its bytes have room for")
     return decode_document(raw, key, _VERSION, lambda fields: _table(fields, body_bytes))
 
 

@@ -43,6 +43,8 @@ HEAD = Struct(">hhI")
 _BODY = Struct(">qqqqih")
 FIXED_BYTES = HEAD.size + _BODY.size
 INTERVAL_BYTES = 64 * 1024
+# Entries that are read at once. As rows they take ten times the memory that they have in the end.
+_RUN_ENTRIES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,8 @@ class RemoteLogIndex:
             return position, True
         entries = Struct(f">hhIqqqqih{len(key)}s{digits}s")
         rows: list[tuple[Any, ...]] = []  # Any: what Struct unpacks
-        for row in entries.iter_unpack(raw[position : len(raw) - (len(raw) - position) % size]):
+        whole = min((len(raw) - position) // size, _RUN_ENTRIES_MAX)
+        for row in entries.iter_unpack(raw[position : position + whole * size]):
             if row[1] != size or row[9] != key:
                 break  # a longer entry, or another segment's: the rows after it are out of place
             rows.append(row)

@@ -19,11 +19,9 @@ firstOffset, the entry with the largest lastOffset is kept.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from operator import ge, gt
 from struct import Struct
 
@@ -35,6 +33,10 @@ from fetchproxy.model import AbortedTxn, EpochStart
 _VERSION = 0
 _ENTRY = Struct(">hqqqq")
 ENTRY_BYTES = _ENTRY.size
+# Transactions that may be open at one offset of a partition: a producer has one. The coordinator
+# aborts each after `transaction.max.timeout.ms`, by default 15 minutes, and brokers keep a state of
+# each of these producers. The largest applications have some thousands of them.
+OPEN_TXNS_MAX = 50_000
 _DIGITS_MAX = 19  # of an int64
 _OFFSET_ENTRY = Struct(">ii")
 _TIME_ENTRY = Struct(">qi")
@@ -52,43 +54,28 @@ def encode_aborted(entries: Iterable[AbortedTxn]) -> bytes:
 
 def decode_aborted(raw: bytes) -> tuple[AbortedTxn, ...]:
     """Raises CorruptSegment, naming the entry. No bytes: no entries."""
-    return tuple(AbortedTxn(first, last, of, stable) for of, first, last, stable in _entries(raw))
+    entries = tuple(
+        AbortedTxn(first, last, of, stable) for of, first, last, stable in aborted_entries(raw)
+    )
+    if len(entries) > OPEN_TXNS_MAX:
+        firsts = sorted(entry.first_offset for entry in entries)
+        check_open(firsts, [entry.last_offset for entry in entries])
+    return entries
 
 
-class AbortedIndex:
-    """The entries of a `.txn` object in memory. A producer may have aborted a million transactions
-    within one segment: as objects they would take five times the memory.
+def check_open(firsts: Sequence[int], lasts: Sequence[int]) -> None:
+    """First and last offsets of transactions, both sorted. Raises CorruptSegment if too many were
+    open at one offset.
     """
-
-    __slots__ = ("_firsts", "_lasts", "_least_firsts", "_producers", "_stables")
-
-    def __init__(self, raw: bytes) -> None:
-        """Raises CorruptSegment."""
-        columns = tuple(array("q") for _ in range(4))
-        for entry in _entries(raw):
-            for column, value in zip(columns, entry, strict=True):
-                column.append(value)
-        self._producers, self._firsts, self._lasts, self._stables = columns
-        # Of each entry and all behind it: where a search may stop.
-        least = accumulate(reversed(self._firsts), min)
-        self._least_firsts = array("q", least)
-        self._least_firsts.reverse()
-
-    @property
-    def memory_bytes(self) -> int:
-        return 500 + 5 * 8 * len(self._firsts)
-
-    def overlapping(self, first: int, last: int) -> Iterator[AbortedTxn]:
-        """Those with an offset in `first` … `last` (inclusive)."""
-        firsts, least_firsts = self._firsts, self._least_firsts
-        for i in range(bisect_left(self._lasts, first), len(firsts)):
-            if least_firsts[i] > last:
-                return
-            if firsts[i] <= last:
-                yield AbortedTxn(firsts[i], self._lasts[i], self._producers[i], self._stables[i])
+    for begun, first in enumerate(firsts, 1):
+        if begun > OPEN_TXNS_MAX and begun - bisect_left(lasts, first) > OPEN_TXNS_MAX:
+            raise CorruptSegment(
+                f"transaction index: more than {OPEN_TXNS_MAX} transactions, the most of one "
+                f"partition, are open at offset {first}"
+            )
 
 
-def _entries(raw: bytes) -> Iterator[tuple[int, int, int, int]]:
+def aborted_entries(raw: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Producer id, first, last and last stable offset of each. Raises CorruptSegment."""
     if len(raw) % ENTRY_BYTES:
         raise CorruptSegment(

@@ -15,12 +15,13 @@ from fetchproxy_protocol.fetch import (
     PartitionPatch,
     TopicRef,
     encode_partition_start,
-    encode_response,
     no_tags,
+    response_in_steps,
 )
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.model import AbortedTxn, IsolationLevel
+from fetchproxy.model import IsolationLevel
+from fetchproxy.segments.aborted_index import AbortedSpan, cut_spans, txn_starts
 from fetchproxy.serving.transport import first_bytes
 
 EncodedTopics = Mapping[TopicRef, PartitionEntries]
@@ -38,7 +39,7 @@ class PartitionResponse(NamedTuple):
     watermarks: PartitionPatch
     error_code: int = 0
     records: Sequence[Buffer] = ()
-    aborted: Sequence[AbortedTxn] = ()
+    aborted: Sequence[AbortedSpan] = ()
     skipped: tuple[int, int] | None = None
 
     @property
@@ -92,7 +93,7 @@ def _first_batches(
             break
         total += size
         last_offset = base_offset + last_delta
-    aborted = [a for a in response.aborted if a.first_offset <= last_offset]
+    aborted = cut_spans(response.aborted, last_offset)
     return response._replace(records=first_bytes(pieces, total), aborted=aborted)
 
 
@@ -127,7 +128,8 @@ def encode_topics(
                 yield
             aborted = None
             if request.isolation_level == committed:
-                aborted = [(a.producer_id, a.first_offset) for a in response.aborted]
+                starts = yield from txn_starts(response.aborted)
+                aborted = [(producer_id, first_offset) for first_offset, producer_id in starts]
             pieces.append(
                 encode_partition_start(
                     version,
@@ -153,4 +155,4 @@ def encode_proxy_response(
     """A whole framed response of the proxy alone. Yields like `encode_topics`."""
     topics = yield from encode_topics(request, responses)
     head = FetchResponseHead(request.correlation_id, throttle_time_ms, 0, session_id, len(topics))
-    return encode_response(request.version, head, topics)
+    return (yield from response_in_steps(request.version, head, topics))

@@ -11,6 +11,7 @@ from typing import Self
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import KeyRingPlace, parse_key_rings
+from fetchproxy.runtime.core_dumps import prevent_core_dumps
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.storage.archive_identity import OwnIdentity
 from fetchproxy.storage.archive_objects import ArchiveObjects
@@ -67,10 +68,11 @@ def open_store(url: str, config: StoreConfig, *, create: bool = False) -> Remote
 
 
 def at_rest_of(config: StoreConfig) -> AtRest:
-    """Raises ConfigError."""
+    """Raises ConfigError. A process that opens keys writes no core file."""
     compress = config.compression == "zstd"
     if config.encryption_keys is None:
         return AtRest(compress)
+    prevent_core_dumps()
     places = parse_key_rings(config.encryption_keys)
     rings = [_opened_ring(place) for place in places]
     ring = rings[0] if len(rings) == 1 else KeyRings(rings)

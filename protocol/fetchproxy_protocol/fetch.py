@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -47,6 +48,8 @@ NO_LEADER_EPOCH = -1
 PARTITIONS_MAX = 50_000
 # `request_in_steps` yields after this many partitions, which take less than 2 ms.
 _PARTITIONS_PER_STEP = 250
+# Topics of a response between two yields, which take less than 2 ms.
+_TOPICS_PER_STEP = 2_000
 
 # A topic as the client named it on the wire: its UTF-8 name (v4–12) or the 16 bytes of its id.
 TopicRef = bytes
@@ -90,6 +93,8 @@ _PARTITION_V12 = response_partition(FETCH_FLEXIBLE_FROM, "B")
 # Then comes the preferred replica, and the length of the records.
 _RECORDS_LENGTH_AT = _PARTITION_V12.size + INT32.size
 _VARINT_BYTES_MAX = 5
+# An aborted transaction: producer id and first offset, then no tags (v12+).
+_ABORTED, _ABORTED_FLEXIBLE = Struct(">qq"), Struct(">qqx")
 # From a partition to its log start offset for clients. -1: not known. None: the broker's own.
 LogStart = Callable[[int], int | None]
 # By topic, for topics whose log may begin below the broker's log start.
@@ -547,13 +552,15 @@ def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> li
     return [start, *entries.pieces, no_tags(version)]
 
 
-def encode_response(
+def response_in_steps(
     version: int, head: FetchResponseHead, topics: Mapping[TopicRef, PartitionEntries]
-) -> list[Buffer]:
-    """A whole framed response."""
+) -> Generator[None, None, list[Buffer]]:
+    """A whole framed response. The caller may pause at each yield."""
     body: list[Buffer] = []
-    for topic, entries in topics.items():
+    for number, (topic, entries) in enumerate(topics.items(), 1):
         body += encode_topic(version, topic, entries)
+        if not number % _TOPICS_PER_STEP:
+            yield
     body.append(no_tags(version))
     return [encode_head(version, head, sum(map(len, body))), *body]
 
@@ -583,10 +590,7 @@ def encode_partition_start(
     else:
         out += WATERMARKS_V4.pack(w.high_watermark, w.last_stable_offset)
     out += encode_count(None if aborted is None else len(aborted), flexible)
-    for producer_id, first_offset in aborted or ():
-        out += INT64.pack(producer_id) + INT64.pack(first_offset)
-        if flexible:
-            out.append(0)
+    out += b"".join(starmap((_ABORTED_FLEXIBLE if flexible else _ABORTED).pack, aborted or ()))
     if version >= PREFERRED_REPLICA_FROM:
         out += INT32.pack(-1)  # no preferred read replica
     out += encode_uvarint(records_bytes + 1) if flexible else INT32.pack(records_bytes)
@@ -595,9 +599,9 @@ def encode_partition_start(
 
 def encode_error_response(version: int, correlation_id: int, error_code: int) -> bytes:
     """A framed response with a top-level error and no topics (v7+)."""
-    return b"".join(
-        encode_response(version, FetchResponseHead(correlation_id, 0, error_code, 0, 0), {})
-    )
+    head = FetchResponseHead(correlation_id, 0, error_code, 0, 0)
+    body = no_tags(version)
+    return encode_head(version, head, len(body)) + body
 
 
 def plain_session_id(

@@ -1,9 +1,13 @@
-"""An archive in a folder: a small topic, topics whose batches unpack to much, and many topics."""
+"""An archive in a folder: a small topic, topics whose batches unpack to much, topics with forged
+lists of aborted transactions, and many topics.
+"""
 
 from __future__ import annotations
 
 import gzip
 import struct
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from uuid import UUID
 
@@ -13,7 +17,9 @@ from hostile_broker import LOG_START, TOPIC_ID
 from memory_object_store import MemoryObjectStore
 from planted_archive import PlantedArchive, batch
 
-from fetchproxy.model import TopicIdPartition
+from fetchproxy.model import AbortedTxn, TopicIdPartition
+from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.side_files import OPEN_TXNS_MAX, encode_aborted
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 
 ORDERS = TopicIdPartition(TOPIC_ID, "orders", 0)
@@ -28,10 +34,32 @@ BOMBS = {
     "bomb-records": (1, lambda: gzip_encode(_small_records(100_000))),
 }
 BATCHES_EACH = 3
+# Lists of aborted transactions that nobody has written: the log is short and has none.
+_FORGED_ENTRIES = 240_000
+_FORGED_BATCHES = 100
+FORGED = {
+    "forged-open": lambda: _aborted((0, 10**6, n) for n in range(160_000)),
+    "forged-at-the-limit": lambda: _aborted((n, 10**6, n) for n in range(OPEN_TXNS_MAX)),
+    "forged-one-around": lambda: _aborted(
+        (n if n else 0, n if n else 10**6, n) for n in range(_FORGED_ENTRIES)
+    ),
+    "forged-many": lambda: _aborted((n // 30, n // 30, n) for n in range(_FORGED_ENTRIES)),
+    "forged-behind": lambda: _aborted((10**6, 10**6, n) for n in range(OPEN_TXNS_MAX)),
+}
 
 
 def many_name(number: int) -> str:
     return f"many-{number:03d}"
+
+
+@cache
+def _forged(name: str) -> bytes:
+    return FORGED[name]()
+
+
+def _aborted(txns: Iterable[tuple[int, int, int]]) -> bytes:
+    """A `.txn` object. `txns`: first offset, last offset, producer."""
+    return encode_aborted(AbortedTxn(first, last, of, last + 1) for first, last, of in txns)
 
 
 def _small_records(count: int) -> bytes:
@@ -68,6 +96,13 @@ async def plant(folder: Path) -> None:
         packed = made()
         bases = range(0, 200_000 * BATCHES_EACH, 200_000)
         await planted.add([packed_batch(base, codec, packed, 200_000) for base in bases], tp=tp)
+    for number, name in enumerate(FORGED):
+        tp = TopicIdPartition(UUID(int=200 + number), name, 0)
+        bases = range(0, 100 * _FORGED_BATCHES, 100)
+        metadata = await planted.add(
+            [batch(base) for base in bases], tp=tp, aborted=(AbortedTxn(0, 5, 1, 6),)
+        )
+        await planted.store.put(planted.key(metadata, SegmentFile.TXN), _forged(name))
     for number in range(MANY_TOPICS):
         description = TopicDescription(UUID(int=1_000 + number), many_name(number), PARTITIONS_EACH)
         await planted.storage.objects.put_topic_description(

@@ -10,6 +10,7 @@ import ssl
 import struct
 import zlib
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import blown_messages
 from attack_parts import (
@@ -26,6 +27,8 @@ from attack_parts import (
 from blown_messages import Shape
 from fetchproxy_protocol.headers import request_header
 from victims import BALANCER, Victim
+
+from fetchproxy.console.api import ENDPOINTS
 
 _HOST = b"Host: localhost\r\n"
 
@@ -44,6 +47,10 @@ async def _http(victim: Victim, pieces: Sequence[bytes], *, pause_s: float = 0.0
         reset(writer)
 
 
+_TOPICS = ("orders", "many-000", "bomb-gzip", "forged-open", "none", "o", "")
+_ODD_TEXTS = (
+    "%", "..", "../..", "\x00", "\x1b[2J", "‮", "a" * 3_000, "/", "'\"<>&", "*" * 200, "é" * 1_000,
+)  # fmt: skip
 _API_PATHS = (
     *(f"/api/{name}?limit=1000" for name in ("topics", "readers", "groups", "conditions", "log")),
     *("/api/process", "/api/openapi.json", "/api/topics/none/partitions"),
@@ -99,6 +106,32 @@ def http(rng: random.Random, victim: Victim) -> Attack:
         await asyncio.gather(*(_http(victim, pieces) for _ in range(count)))
 
     return Attack(f"console: {count} × {name} at {path}", run)
+
+
+def pages(rng: random.Random, victim: Victim) -> Attack:
+    """Every page of the HTTP API, with parameters that are right, odd, long or many."""
+    endpoint = rng.choice(ENDPOINTS)
+    path = endpoint.path
+    for name in endpoint.parameters:
+        named = ("0", "99", "9" * 9, "-1") if name == "partition" else _TOPICS
+        path = path.replace("{" + name + "}", quote(rng.choice((*named, *_ODD_TEXTS))))
+    asked = {
+        "limit": ("1", "1000", "1001", "0", "-1", "9" * 4_000),
+        "after": (*_TOPICS, "0", "9" * 30, *_ODD_TEXTS),
+        "sort": (*endpoint.sorts, *(f"-{one}" for one in endpoint.sorts), *_ODD_TEXTS),
+        "name_part": (*_TOPICS, *_ODD_TEXTS),
+        "faulty": ("true", "false", "maybe"),
+        "unknown": _ODD_TEXTS,
+    }
+    pairs = [(name, rng.choice(asked[name])) for name in rng.choices(list(asked), k=3)]
+    text = "&".join(f"{name}={quote(value)}" for name, value in pairs)[:7_000]
+    count, each = rng.choice((1, 8, 60)), rng.choice((1, 5))
+    line = f"GET {path[:4_000]}?{text} HTTP/1.1\r\n".encode() + _HOST + b"\r\n"
+
+    async def run(victim: Victim) -> None:
+        await asyncio.gather(*(_http(victim, [line] * each) for _ in range(count)))
+
+    return Attack(f"console: {count} × {each} × {path[:80]}?{text[:120]}", run)
 
 
 # -- logins ------------------------------------------------------------------------------------

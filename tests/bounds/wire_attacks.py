@@ -6,11 +6,13 @@ import asyncio
 import itertools
 import random
 import struct
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import blown_messages
 from attack_parts import Attack, Connection, close_all, exchange, heard, open_many, send
 from blown_messages import Shape
-from bomb_archive import BOMBS, MANY_TOPICS, PARTITIONS_EACH, many_name
+from bomb_archive import BOMBS, FORGED, MANY_TOPICS, PARTITIONS_EACH, many_name
 from fetchproxy_protocol.apis import ApiKey, is_flexible
 from fetchproxy_protocol.headers import request_header
 from fetchproxy_protocol.messages import write_response
@@ -263,6 +265,78 @@ def bombs(rng: random.Random, victim: Victim) -> Attack:
     return Attack(f"{repeats} × {'Fetch' if fetches else 'ListOffsets by time'} of {topic}", run)
 
 
+def transactions(rng: random.Random, victim: Victim) -> Attack:
+    """Committed reads of segments with forged lists of aborted transactions."""
+    topics = rng.sample(list(FORGED), rng.randint(1, len(FORGED)))
+    count, version = rng.choice((1, 4, 16)), rng.choice((4, 11, 12))
+    seed = rng.getrandbits(30)
+
+    async def one(victim: Victim, own_rng: random.Random) -> None:
+        frames = [
+            blown_messages.request(
+                1,
+                version,
+                Shape(
+                    names="known",
+                    known=own_rng.choice(topics),
+                    fixed={
+                        "FetchOffset": own_rng.randrange(9_000),
+                        "Partition": 0,
+                        "IsolationLevel": 1,
+                        "MaxWaitMs": 500,
+                        "PartitionMaxBytes": 1 << 20,
+                    },
+                ),
+            )
+            for _ in range(6)
+        ]
+        await exchange(victim, frames)
+
+    async def run(victim: Victim) -> None:
+        own_rng = random.Random(seed)
+        await asyncio.gather(*(one(victim, own_rng) for _ in range(count)))
+
+    return Attack(f"{count} × committed reads (v{version}) of {', '.join(topics)}", run)
+
+
+def repeats(rng: random.Random, victim: Victim) -> Attack:
+    """Fetches that repeat the one before, then one that differs in a byte or two."""
+    version = rng.choice(blown_messages.versions_of(1)[7:])
+    epoch, frames_each = rng.choice((-1, 0, 1)), rng.choice((3, 30, 300))
+    seed = rng.getrandbits(30)
+    shape = _shape(rng, "FetchRequest", version, rng.choice((300, 4_000, 5_000)))
+    answers = _response_shape(rng, 1, version, replace(shape, frame_bytes=2_000))
+
+    async def run(victim: Victim) -> None:
+        own_rng = random.Random(seed)
+        fixed = {**shape.fixed, "SessionEpoch": epoch, "SessionId": 7, "MaxWaitMs": 0}
+        sound = blown_messages.request(1, version, replace(shape, fixed=fixed))
+        frames = []
+        for number in range(frames_each):
+            frame = bytearray(sound)
+            frame[8:12] = struct.pack(">i", number)
+            if own_rng.random() < 0.1:
+                frame[own_rng.randrange(8, len(frame))] = own_rng.randrange(256)
+            frames.append(bytes(frame))
+        if victim.broker is not None:
+            victim.broker.to_hostile = scripted(1, answers) if own_rng.random() < 0.5 else None
+        await asyncio.gather(*(exchange(victim, frames) for _ in range(3)))
+
+    return Attack(f"3 × {frames_each} fetches (v{version}, epoch {epoch}) that repeat", run)
+
+
+def crowds(rng: random.Random, victim: Victim) -> Attack:
+    """Very many clients with the same large request, or with a short one for all there is."""
+    how = rng.choice(list(_CROWDS))
+    count = rng.choice((30, 100, 300))
+
+    async def run(victim: Victim) -> None:
+        frame = _CROWDS[how]()
+        await asyncio.gather(*(exchange(victim, [frame]) for _ in range(count)))
+
+    return Attack(f"{count} clients at once: {how}", run)
+
+
 def groups(rng: random.Random, victim: Victim) -> Attack:
     """Groups with many members, protocols and names."""
     how = rng.choice((_many_protocols, _many_members, _many_groups))
@@ -337,6 +411,44 @@ def _commit(group: str, offset: int) -> bytes:
     }
     body = at_once(write_response(request_of(8), values, 8, 2, 0))[8:]  # behind size and id
     return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def _fetch_of_all() -> bytes:
+    """Of 19,900 partitions without a record, so that it waits."""
+    partitions = [{"partition": n, "partition_max_bytes": 1_024} for n in range(PARTITIONS_EACH)]
+    every = [{"topic": many_name(n), "partitions": partitions} for n in range(MANY_TOPICS - 1)]
+    values = {"replica_id": -1, "max_wait_ms": 30_000, "min_bytes": 1, "max_bytes": 1 << 20}
+    head = request_header(1, 4, 7, blown_messages.CLIENT_ID)
+    body = at_once(write_response(request_of(1), values | {"topics": every}, 1, 4, 0))[8:]
+    return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def _one_name_of_many_ids() -> bytes:
+    """Of a topic with partitions: the response has each topic once."""
+    name = many_name(1).encode()
+    ids = [
+        b"%016d" % n + blown_messages.uvarint(len(name) + 1) + name + b"\0" for n in range(19_900)
+    ]
+    head = request_header(3, 12, 7, blown_messages.CLIENT_ID)
+    body = blown_messages.uvarint(len(ids) + 1) + b"".join(ids) + b"\0\0\0"
+    return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def _named_again(key: int, version: int, path: tuple[str, ...]) -> bytes:
+    shape = Shape(names="known", long=path, frame_bytes=1 << 20, elements_max=19_900)
+    return blown_messages.request(key, version, shape)
+
+
+_CROWDS: Mapping[str, Callable[[], bytes]] = {
+    "fetches of all partitions": _fetch_of_all,
+    "one name with many ids": _one_name_of_many_ids,
+    "commits of all partitions": lambda: _commit("crowd", 1),
+    "epochs of one partition": lambda: _named_again(23, 4, ("Topics", "Partitions")),
+    "offsets of one partition": lambda: _named_again(2, 5, ("Topics", "Partitions")),
+    "types of resources": lambda: _named_again(74, 1, ("ResourceTypes",)),
+    "all topics": lambda: blown_messages.request(3, 1, Shape(long=("Topics",), elements_max=0)),
+    "all offsets": lambda: _fetch_all("commits-0"),
+}
 
 
 async def _many_commits(victim: Victim) -> None:

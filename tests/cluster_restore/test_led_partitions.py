@@ -106,6 +106,17 @@ def test_a_consumer_proves_nothing(led: LedPartitions) -> None:
     assert not led.placed((TOPIC, 1))
 
 
+def test_who_is_no_broker_proves_nothing() -> None:
+    """Else a stranger could make names up for ever."""
+    brokers_only = LedPartitions((1, 2, 3))
+    brokers_only.lead(TOPIC, TOPIC_ID, {1: LedLog(START, START)})
+    for replica in (0, 4, 2**31 - 1):
+        fetched(brokers_only, 14, START, log_start=START, replica=replica)
+    assert not brokers_only.placed((TOPIC, 1))
+    fetched(brokers_only, 14, START, log_start=START, replica=3)
+    assert brokers_only.placed((TOPIC, 1)) == {3}
+
+
 def test_an_unknown_topic_is_an_error(led: LedPartitions) -> None:
     assert fetched(LedPartitions(), 17, 0, log_start=0)[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
     by_name, _ = fetched(LedPartitions(), 12, 0, log_start=0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -200,3 +202,46 @@ def test_more_than_a_cluster_can_have_is_refused(
     monkeypatch.setattr(document, limit, 0)
     with pytest.raises(CorruptSegment, match=what):
         decode_state(encode_state(STATE), "key")
+
+
+_WHOLE = {
+    "version": 1, "cluster_id": "c", "read_at_ms": 1, "producer_id_max": 5,
+    "broker_configs": {"a": "b"}, "scram_users": ["u"],
+    "missing": [{"what": "a", "why": "b", "right": "c"}],
+    "acls": [["a", "b", "c", "d", "e", "f", "g"]],
+    "quotas": [{"entity": {"user": "x", "client-id": None}, "key": "k", "value": 1.5}],
+    "topics": [{"name": "t", "topic_id": "A" * 21 + "Q", "replication_factor": 1,
+                "partition_count": 2, "configs": {"a": "b"}, "inherited": {},
+                "partitions": [[0, 1, 2, 3]]}],
+    "groups": [{"group_id": "g", "kind": "classic",
+                "offsets": {"t": [[0, 1, 2], [1, 2, 3, "m"]]}}],
+}  # fmt: skip
+_ODD = (
+    None, True, -1, 10**400, -(10**400), 1.5, float("inf"), float("nan"), "", "\ud800",
+    "x" * 40_000, [], {}, [[]], [{}], {"": None}, {"a": 1}, [1], [None], [[1, 2, 3]], 2**63,
+    2**63 - 1, 2**31, "..", "1" * 5_000,
+)  # fmt: skip
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    keys = range(len(value)) if isinstance(value, list) else value
+    for key in list(keys) if isinstance(value, dict | list) else ():
+        yield from _places(value[key], (*place, key))
+
+
+def _changed(place: tuple[Any, ...], value: object) -> bytes:
+    document = json.loads(json.dumps(_WHOLE))
+    around = document
+    for key in place[:-1]:
+        around = around[key]
+    around[place[-1]] = value
+    return json.dumps(document).encode()
+
+
+def test_odd_values_in_each_place_are_read_or_refused_and_raise_nothing_else() -> None:
+    assert decode_state(json.dumps(_WHOLE).encode(), "key").topics
+    for place in list(_places(_WHOLE))[1:]:
+        for value in _ODD:
+            with suppress(CorruptSegment):
+                decode_state(_changed(place, value), "key")

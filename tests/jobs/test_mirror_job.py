@@ -406,6 +406,25 @@ async def test_one_place_is_refused(archive: PlantedArchive, a: Path, tmp_path: 
     assert layout(a) == "remote-log-layout 1\n"
 
 
+async def test_a_place_inside_the_other_is_refused(
+    archive: PlantedArchive, a: Path, tmp_path: Path
+) -> None:
+    """What looks through one of them, or deletes all of it, meets the other."""
+    source = a / PREFIX
+    (tmp_path / "link").symlink_to(source)
+    for to, why in (
+        (source / "mirror", "--to is inside --from"),
+        (source / "deep" / "mirror", "--to is inside --from"),
+        (tmp_path / "link" / "mirror", "--to is inside --from"),
+        (source.parent, "--from is inside --to"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            mirror(Here(), config_of(a), to.as_uri(), MirrorOptions())
+    assert not (source / "mirror").exists()
+    beside = source.with_name(source.name + "-mirror")
+    assert mirror(Here(), config_of(a), beside.as_uri(), MirrorOptions()).is_complete
+
+
 async def test_another_archive_is_never_written_to(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:

@@ -22,6 +22,8 @@ from fetchproxy.config.schema import KiB
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.segment_reader import CompletionReason
+from fetchproxy.runtime.cooperative import at_once
+from fetchproxy.segments.aborted_index import txn_starts
 
 
 def test_data_completes_it_and_memory_answers_the_next_one_at_once() -> None:
@@ -181,19 +183,19 @@ def test_read_committed_lists_what_overlaps_the_returned_bytes_once() -> None:
                 fetch = side.watch(side.request(offset, isolation=committed))
                 await fetch.completed.wait()
 
-            def listed(offset: int, bytes_max: int) -> list[tuple[int, int, int]]:
+            def listed(offset: int, bytes_max: int) -> list[tuple[int, int]]:
                 result = side.in_memory(side.request(offset, bytes_max, committed))
                 assert result is not None
-                return [(t.producer_id, t.first_offset, t.last_offset) for t in result.aborted_txns]
+                return at_once(txn_starts(result.aborted))
 
-            assert listed(0, 1000) == [(7, 5, 20)]
-            assert listed(21, 1000) == [(7, 5, 20)]  # the batch begins at 20, where the marker is
-            assert listed(30, 1000) == [(8, 35, 39)]  # that segment does not know more
-            assert listed(30, 9000) == [(8, 35, 70), (9, 62, 75)]
-            assert listed(70, 1000) == [(8, 35, 70), (9, 62, 75)]
+            assert listed(0, 1000) == [(5, 7)]
+            assert listed(21, 1000) == [(5, 7)]  # the batch begins at 20, where the marker is
+            assert listed(30, 1000) == [(35, 8)]
+            assert listed(30, 9000) == [(35, 8), (62, 9)]
+            assert listed(70, 1000) == [(35, 8), (62, 9)]
             plain = side.in_memory(side.request(0))
             assert plain is not None
-            assert plain.aborted_txns == ()
+            assert plain.aborted == []
 
     run_virtual(main)
 
@@ -210,7 +212,7 @@ def test_aborted_transactions_larger_than_the_memory_of_indexes_are_read_once() 
             fetch = side.watch(committed, wait_s=30)
             await fetch.completed.wait()
             assert fetch.reason is CompletionReason.DATA
-            assert len(fetch.results()[0].aborted_txns) == len(aborted)
+            assert fetch.results()[0].txns == len(aborted)
             assert sum(key.endswith(".txn") for key, _ in side.store.reads) == 1
 
     run_virtual(main)

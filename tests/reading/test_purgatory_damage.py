@@ -20,6 +20,8 @@ from fetchproxy.errors import CorruptSegment, OffsetNotArchived
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentState
 from fetchproxy.observability.health import Kind
 from fetchproxy.reading.segment_reader import CompletionReason
+from fetchproxy.runtime.cooperative import at_once
+from fetchproxy.segments.aborted_index import txn_starts
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 
@@ -223,5 +225,44 @@ def test_an_unfinished_copy_is_not_served() -> None:
             await side.rlmm.refresh(side.tp, now())
             fetch = await fetched(side, 40)
             assert isinstance(fetch.results()[0].error, OffsetNotArchived)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("damage", ["index", "log", "log is gone", "transactions"])
+def test_another_copy_is_read_in_the_place_of_a_damaged_one(damage: str) -> None:
+    """As after a merge: the segments that were merged are still there, and come first."""
+
+    async def main() -> None:
+        async with read_side() as side:
+            stored = batches(side.rng, 0, 8)
+            aborted = [(7, 15, 70)]
+            first = await side.segment(stored[:4], aborted=aborted)
+            await side.segment(stored[4:], aborted=aborted)
+            await side.segment(stored, aborted=aborted)
+            store, key_of = side.store.inner, side.storage.rsm.object_key
+            if damage == "log":
+                content = bytearray(await store.get(side.log_key(first)))
+                content[2 * BATCH_BYTES + 500] ^= 1
+                await store.put(side.log_key(first), bytes(content))
+            elif damage == "log is gone":
+                await store.delete(side.log_key(first))
+            else:
+                file = SegmentFile.INDEX if damage == "index" else SegmentFile.TXN
+                await store.put(key_of(first, file), b"damaged")
+            isolation = (
+                IsolationLevel.READ_COMMITTED
+                if damage == "transactions"
+                else IsolationLevel.READ_UNCOMMITTED
+            )
+            for offset in (0, 25, 40, 75):
+                fetch = side.watch(side.request(offset, isolation=isolation), wait_s=30)
+                await fetch.completed.wait()
+                assert fetch.reason is CompletionReason.DATA
+                result = fetch.results()[0]
+                whole = b"".join(b.content for b in stored[offset // 10 :])
+                assert whole.startswith(b"".join(result.records))
+                if isolation is IsolationLevel.READ_COMMITTED:
+                    assert at_once(txn_starts(result.aborted)) == [(15, 7)]
 
     run_virtual(main)

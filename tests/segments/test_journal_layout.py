@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from contextlib import suppress
 from itertools import pairwise
+from random import Random
 from uuid import UUID
 
 import pytest
+from fastcrc.crc32 import iscsi as crc32c
 from fetchproxy_protocol.primitives import Buffer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.model import ByteRange, TopicIdPartition
+from fetchproxy.model import ByteRange, TopicIdPartition, is_topic_name
 from fetchproxy.segments.journal import (
+    _END,
+    _MAGIC,
     END_BYTES,
     PART_BYTES_MAX,
+    TABLE_BYTES_MAX,
     JournalEntry,
     JournalParts,
     JournalPlace,
@@ -24,6 +31,7 @@ from fetchproxy.segments.journal import (
     encode_table,
     log_of,
     opened_entry,
+    table_bytes,
     table_range,
 )
 from fetchproxy.segments.packing import Cipher, WrappedKey
@@ -158,3 +166,64 @@ def test_one_archivers_entries_are_all_taken(cuts: list[int], archive_end: int) 
         assert taken == []
     else:
         assert taken == [pair for pair in pairwise(cuts) if pair[1] > archive_end]
+
+
+def with_table(text: bytes) -> bytes:
+    """An object with this table and no entry's bytes."""
+    return text + _END.pack(len(text), crc32c(text), _MAGIC)
+
+
+@pytest.mark.parametrize("value", [b"{}", b"[]", b'{"a":{}}'])
+def test_a_table_of_tiny_values_is_refused_before_it_is_read(value: bytes) -> None:
+    """Each would take twenty times its bytes."""
+    text = b'{"version":1,"entries":[' + value + (b"," + value) * 200_000 + b"]}"
+    tracemalloc.start()
+    with pytest.raises(CorruptSegment, match="more entries than its bytes have room for"):
+        read(with_table(text))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * len(text)  # two of them are the object and its copy
+
+
+def test_a_longer_table_is_refused_by_its_length_alone() -> None:
+    end = _END.pack(TABLE_BYTES_MAX + 1, 0, _MAGIC)
+    with pytest.raises(CorruptSegment, match="does not end as a journal does"):
+        table_range(end, 1 << 40, "k")
+    assert (
+        table_range(_END.pack(TABLE_BYTES_MAX, 0, _MAGIC), 1 << 40, "k").length == TABLE_BYTES_MAX
+    )
+
+
+@given(
+    st.text("abc._-", min_size=1, max_size=249).filter(is_topic_name),
+    st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)), max_size=20),
+    st.integers(0, 2**63 - 3),
+)
+def test_no_entry_takes_more_of_a_table_than_is_counted(
+    topic: str, aborted: list[tuple[int, int]], offset: int
+) -> None:
+    def size(entries: int) -> int:
+        entry = JournalEntry(
+            TopicIdPartition(UUID(int=2**128 - 1), topic, 2**31 - 1),
+            *(offset, 2**63 - 1, 2**31 - 1, tuple(aborted)),
+            ByteRange(offset, 2**63 - 1),
+        )
+        place = JournalPlace(UUID(int=1), 2**63 - 1)
+        return len(encode_table(JournalTable(place, "c", 2**63 - 1, None, (entry,) * entries)))
+
+    assert 128 <= size(2) - size(1) <= table_bytes(topic, len(aborted))
+
+
+def test_damaged_tables_are_read_or_refused_and_raise_nothing_else() -> None:
+    rng = Random(5)
+    sound = journal_object([b"abc" * 20, b"d" * 50], None)
+    (length, _, _) = _END.unpack(sound[-END_BYTES:])
+    text = sound[-END_BYTES - length : -END_BYTES]
+    odd = (b"-1", b"9" * 4_000, b"null", b"[]", b"{}", b'"\\ud800"', b"1e400", b"true", b"NaN")
+    for _ in range(3_000):
+        changed = bytearray(text)
+        at = rng.randrange(len(text))
+        changed[at : at + rng.choice((1, 1, 3))] = rng.choice((*odd, rng.randbytes(2)))
+        with suppress(CorruptSegment):
+            table = read(sound[: -END_BYTES - length] + with_table(bytes(changed)))
+            bodies_of(sound, table, None)

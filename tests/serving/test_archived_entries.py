@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.model import AbortedTxn
+from fetchproxy.runtime.cooperative import at_once
+from fetchproxy.segments.aborted_index import AbortedIndex, AbortedSpan, txn_starts
+from fetchproxy.segments.side_files import encode_aborted
 from fetchproxy.serving.archived_entries import PartitionResponse, ResponseRoom
 
 
@@ -60,10 +63,10 @@ def test_whole_batches_in_order_and_one_too_many_at_most_once(sizes, room, first
 
 def test_transactions_that_begin_behind_the_cut_are_not_listed() -> None:
     batches = [batch(0, 10, 50), batch(10, 10, 50)]
-    aborted = (AbortedTxn(3, 12, 7, 13), AbortedTxn(11, 15, 8, 16))
-    whole = response(0, batches, [30], aborted)
+    listed = encode_aborted([AbortedTxn(3, 12, 7, 13), AbortedTxn(11, 15, 8, 16)])
+    whole = response(0, batches, [30], (AbortedSpan(AbortedIndex(listed), 0, 19),))
     room = ResponseRoom(len(batches[0]), first_whole=False)
-    assert [a.producer_id for a in room.fit(whole).aborted] == [7]
+    assert at_once(txn_starts(room.fit(whole).aborted)) == [(3, 7)]
     assert room.left_off
     room = ResponseRoom(10_000, first_whole=False)
     assert room.fit(whole) == whole

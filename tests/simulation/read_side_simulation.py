@@ -30,6 +30,8 @@ from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import CompletionReason, RemoteReadRequest, RemoteReadResult
+from fetchproxy.runtime.cooperative import at_once
+from fetchproxy.segments.aborted_index import txn_starts
 from fetchproxy.storage.remote_storage import RemoteStorage
 from lab.limited import section_and_limits
 
@@ -280,7 +282,7 @@ def _check_records(
         for producer_id, first_offset, marker in partition.aborted
         if first_offset <= served[-1].last_offset and marker >= served[0].base_offset
     }
-    listed = [(txn.producer_id, txn.first_offset) for txn in result.aborted_txns]
+    listed = [(producer, first) for first, producer in at_once(txn_starts(result.aborted))]
     assert len(listed) == len(set(listed))
     offset_expected = overlapping if request.isolation is IsolationLevel.READ_COMMITTED else set()
     assert set(listed) == offset_expected

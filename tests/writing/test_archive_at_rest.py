@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -32,10 +33,17 @@ from test_archiver_kafka import produce
 from whole_archive import verify_archive
 
 from fetchproxy.auditing.repair import repair_archive
-from fetchproxy.config.schema import MetadataConfig
+from fetchproxy.config.schema import MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import MetadataChanged, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import (
+    ByteRange,
+    IsolationLevel,
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+)
+from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, read_keys, write_keys
@@ -207,6 +215,23 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
         assert await archive.object(whole, SegmentFile.LOG) == expected
         report = await verify_archive(archive.storage, archive.rlmm)
         assert (report.faults, len(report.not_encrypted)) == ([], 2)  # the replaced ones stay
+    # A reader that refuses what is not encrypted reads the merged segment in their place.
+    required = AtRest(keys=FileKeyRing(ring), required=True)
+    async with open_archive(store, required) as archive:
+        for offset in (0, 25, 55):
+            assert await records_at(archive, offset) == expected[offset // 10 * len(batch(0)) :]
+
+
+async def records_at(archive: Archive, offset: int) -> bytes:
+    """As a reader gets them who waits for long."""
+    rlmm, storage = archive.rlmm, archive.storage
+    await rlmm.refresh(TP, asyncio.get_running_loop().time())
+    async with RemoteFetchPurgatory(RemoteFetchConfig(), rlmm, storage, Random(1)) as purgatory:
+        request = RemoteReadRequest(TP, offset, 1 << 20, IsolationLevel.READ_COMMITTED)
+        deadline = asyncio.get_running_loop().time() + 60
+        fetch = purgatory.fetch({0: request}, bytes_max=1 << 20, deadline=deadline)
+        await fetch.completed.wait()
+        return b"".join(fetch.results()[0].records)
 
 
 async def test_nothing_takes_over_a_segment_that_anybody_may_have_put_there(

@@ -25,16 +25,16 @@ from memory_object_store import MemoryObjectStore
 
 from fetchproxy.auditing.journal_recovery import JournalRecovery, RecoveredLog
 from fetchproxy.config.schema import MiB
-from fetchproxy.errors import StorageUnavailable
+from fetchproxy.errors import DamagedObject, ObjectNotFound, StorageUnavailable
 from fetchproxy.model import ByteRange, TopicIdPartition
 from fetchproxy.observability.health import Kind
-from fetchproxy.segments.journal import JournalTable
+from fetchproxy.segments.journal import JournalEntry, JournalPlace, JournalTable, PlacedEntry
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from fetchproxy.storage.stores.object_store import Content
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.old_journals import OldJournals
-from fetchproxy.writing.journal import Journal
+from fetchproxy.writing.journal import OBJECT_GAIN_BYTES_MAX, Journal
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.spool import Spool
 from lab.mock_cluster import MockCluster
@@ -274,3 +274,16 @@ async def test_journals_of_archivers_that_are_gone(
             await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 100)))
         assert await old.delete_covered() == count
         assert await tables_in(archive) == []
+
+
+async def test_an_entry_larger_than_any_gain_is_not_read() -> None:
+    """Its reader has it whole in memory."""
+    async with open_archive(MemoryObjectStore()) as archive, recovery(archive) as one:
+        most = 2 * max(one.segment_bytes_max, OBJECT_GAIN_BYTES_MAX)
+        tp = TopicIdPartition(uuid.UUID(int=1), TOPIC, 0)
+        place = JournalPlace(uuid.UUID(int=2), 3)
+        for size, error in ((most, ObjectNotFound), (most + 1, DamagedObject)):
+            entry = JournalEntry(tp, 0, 1, -1, (), ByteRange(0, size))
+            with pytest.raises(error) as raised:
+                await one.records(PlacedEntry(place, entry), None)
+            assert (f"it can have {most} at most" in str(raised.value)) is (size > most)

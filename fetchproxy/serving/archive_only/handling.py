@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, is_known
@@ -21,6 +21,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.cooperative import a_turn, in_steps
+from fetchproxy.runtime.fairness import FairTurns
 from fetchproxy.serving.admission import Admission, ClientQuota
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
 from fetchproxy.serving.archive_only.groups import GroupCoordinator
@@ -43,12 +44,15 @@ ELEMENTS_MAX_OF: Mapping[int, int] = {
     ApiKey.SYNC_GROUP: 2_000,
     ApiKey.LEAVE_GROUP: 2_000,
 }
+# Requests that name much, or ask for all, and are worked off at a time: each takes up to 20 MiB
+# while it is. They need nothing but CPU, so more at once would be no faster.
+LARGE_AT_ONCE = 2
 READ_ONLY = "this node serves an archive, which cannot be written to"
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOnlyParts:
-    """`logins`: None if clients need not log in."""
+    """`logins`: None if clients need not log in. `large`: turns of large requests."""
 
     limits: ArchiveOnlyLimits
     cluster_id: str
@@ -61,6 +65,7 @@ class ArchiveOnlyParts:
     admission: Admission
     skipped: SkippedOffsets
     clock: Callable[[], float]
+    large: FairTurns = field(default_factory=lambda: FairTurns(LARGE_AT_ONCE, "large requests"))
 
 
 class Patience:

@@ -22,6 +22,7 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REQUESTS,
     LIMITS_REACHED,
 )
+from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.serving.admission import host_of
 from fetchproxy.serving.archive_only.handling import (
     ArchiveOnlyParts,
@@ -45,6 +46,34 @@ _LOGIN_REQUEST_BYTES_MAX = 16 * 1024
 _LOGIN_MAX_S = 30.0
 
 
+# Responses that wait: for records, members, other disks or services. They take no turn.
+_MAY_WAIT = frozenset(
+    {
+        *(ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LIST_OFFSETS),
+        *(ApiKey.OFFSET_FOR_LEADER_EPOCH, ApiKey.DESCRIBE_LOG_DIRS, ApiKey.OFFSET_COMMIT),
+        *(ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS),
+    }
+)
+# Responses that a short request makes long.
+_OF_ALL = frozenset(
+    {
+        *(ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.LIST_CONFIG_RESOURCES),
+        *(ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS, ApiKey.OFFSET_FETCH),
+    }
+)
+# What a request takes in memory while it is worked on, as a multiple of its bytes: a fetch keeps
+# its entries as bytes, others become fields by name. Shorter requests than `READ_AT_ONCE_BYTES_MAX`
+# do not count.
+_FETCH_WORK, _OTHER_WORK = 10, 24
+
+
+def _work_bytes(head: RequestHead, size_bytes: int) -> int:
+    is_members = head.api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)  # groups count these
+    if size_bytes <= READ_AT_ONCE_BYTES_MAX or is_members:
+        return 0
+    return size_bytes * (_FETCH_WORK if head.api_key == ApiKey.FETCH else _OTHER_WORK)
+
+
 class _UserGone(Exception):
     """The logged-in user was removed from the file of users, or has other passwords now."""
 
@@ -60,6 +89,7 @@ class ArchiveOnlySession(ClientSession):
         self._responding = False  # the client is receiving a response
         self._ended = False  # close after the response under way
         self._patience = Patience()
+        self._work_bytes = 0  # of the request in progress, see `_works_on`
         self.muted = True  # until a task group can serve it
         largest = parts.limits.request_bytes_max
         self.requests = WholeRequests(
@@ -107,7 +137,9 @@ class ArchiveOnlySession(ClientSession):
         try:
             request = self._request(payload)
             del payload
-            pieces = await self._respond(request)
+            pieces = await self._in_turn(request)
+            is_cached = request.head.api_key == ApiKey.FETCH  # `sending` counts records
+            self._works_on(0 if is_cached else sum(map(len, pieces)))
             with self.share.sending(pieces) as pieces:
                 self._responding = True
                 await self.write_as_taken(pieces)
@@ -120,11 +152,48 @@ class ArchiveOnlySession(ClientSession):
         except _UserGone as gone:
             self.close("user_changed", user=str(gone))
         finally:
+            self._works_on(0)
             self.share.to_store()
             self.has_received, self._responding = True, False
         await self.share.pay()
         if self._ended:
             self.close_late()
+
+    async def _in_turn(self, request: Request) -> Sequence[Buffer]:
+        """Requests that name much, or ask for all, are worked off a few at a time: side by side
+        they would all be in memory, and each would be late. Raises as `_respond`.
+        """
+        key, size_bytes = request.head.api_key, len(request.payload)
+        work_bytes = _work_bytes(request.head, size_bytes)
+        may_wait = key in _MAY_WAIT or not self.logged_in
+        if may_wait or not (work_bytes or key in _OF_ALL):
+            self._works_on(work_bytes)
+            return await self._respond(request)
+        self._works_on(size_bytes)
+        async with self._parts.large.turn(request.client):
+            self._works_on(work_bytes)
+            return await self._respond(request)
+
+    def _works_on(self, size_bytes: int) -> None:
+        """The request in progress, or its response, takes this much memory. If all together take
+        too much, the connection that takes most is closed. One alone always fits.
+        """
+        size_bytes = min(size_bytes, self._owner.accumulated.bytes_max // 2)
+        if size_bytes != self._work_bytes:
+            self._work_bytes = size_bytes
+            self.accumulates(self.requests.kept_bytes)
+
+    def accumulates(self, size: int) -> None:
+        super().accumulates(size + self._counted_work)
+
+    @property
+    def kept_bytes(self) -> int:
+        return super().kept_bytes + self._counted_work
+
+    @property
+    def _counted_work(self) -> int:
+        """Who gives up is about to free it, and must not cost another one its place."""
+        return 0 if self.closing else self._work_bytes
 
     def _request(self, payload: bytes) -> Request:
         """Raises WireError."""

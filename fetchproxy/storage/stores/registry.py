@@ -84,6 +84,26 @@ def same_place(url: str, other: str) -> bool:
     return parse_store_url(url) == parse_store_url(other)
 
 
+def is_within(url: str, other: str) -> bool:
+    """Whether the place `url` lies inside the place `other`: whatever counts, deletes or ages what
+    is below `other` finds it, too. A plug-in's places are not compared. Raises ConfigError.
+    """
+    inner, outer = parse_store_url(url), parse_store_url(other)
+    if isinstance(inner, FileLocation) and isinstance(outer, FileLocation):
+        return outer.root.resolve() in inner.root.resolve().parents
+    if isinstance(inner, HdfsLocation) and isinstance(outer, HdfsLocation):
+        same_nodes = not {*inner.addresses}.isdisjoint(outer.addresses)
+        return same_nodes and inner.folder.startswith(f"{outer.folder}/")
+    if isinstance(inner, S3Location) and isinstance(outer, S3Location):
+        inner_server, outer_server = inner.endpoint_url, outer.endpoint_url
+    elif isinstance(inner, CloudLocation) and isinstance(outer, CloudLocation):
+        inner_server, outer_server = inner.scheme, outer.scheme
+    else:
+        return False
+    same_bucket = (inner_server, inner.bucket) == (outer_server, outer.bucket)
+    return same_bucket and inner.prefix != outer.prefix and inner.prefix.startswith(outer.prefix)
+
+
 def without_secrets(url: str) -> str:
     """The URL without a user and a password before the host, as a plug-in's URL may have them."""
     scheme, separator, remainder = url.partition("://")

@@ -156,11 +156,11 @@ async def _describe_transactions(parts: ArchiveOnlyParts, request: Request) -> S
 
 
 async def _list_config_resources(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    types = elements((await request.read()).get("resource_types"))
+    types = set(elements((await request.read()).get("resource_types")))
     if request.version == 0:
         return await request.respond({"config_resources": ()})  # client metrics only
     config_resources = [{"resource_name": str(NODE_ID), "resource_type": _BROKER}]
-    for name in parts.archive.catalogue.by_name:
+    async for name in cooperative(parts.archive.catalogue.by_name):
         if request.may_read(name):
             config_resources.append({"resource_name": name, "resource_type": _TOPIC})
     resources = [

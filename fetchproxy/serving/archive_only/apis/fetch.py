@@ -232,7 +232,7 @@ class _Fetch:
             return PartitionResponse(key, marks, self._errors[key])
         if result is None:
             return PartitionResponse(key, marks)
-        return PartitionResponse(key, marks, 0, result.records, result.aborted_txns, result.skipped)
+        return PartitionResponse(key, marks, 0, result.records, result.aborted, result.skipped)
 
 
 def _name(ref: TopicRef) -> str:

@@ -4,7 +4,7 @@ the end of a leader epoch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fetchproxy_protocol import list_offsets as wire
@@ -15,8 +15,8 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import end_offset_for, epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.cooperative import checkpoint, cooperative, for_each
+from fetchproxy.model import EpochStart, TopicIdPartition
+from fetchproxy.runtime.cooperative import checkpoint, collected, cooperative, for_each
 from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, ServedApi
 
 # The first version in which each negative timestamp has a meaning.
@@ -25,6 +25,8 @@ _ENDS = (wire.LATEST, wire.EARLIEST_LOCAL, wire.EARLIEST_PENDING_UPLOAD)
 
 # Partitions whose records are searched side by side; the fetchers limit the reads.
 LOOKED_UP_AT_ONCE = 32
+# Lineages made in a step, each of up to some milliseconds.
+_LINEAGES_A_STEP = 5
 
 Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NONE: Found = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
@@ -142,39 +144,42 @@ def _edge(view: PartitionView, offset: int, epoch_at: int) -> Found:
 
 
 async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    """Answered from the lineage in the segments.
+    """Answered from the lineage in the segments. Of a partition that is named again and again, the
+    lineage is made once.
 
     The client's current leader epoch is not checked: no leader could fence it.
     """
-    readable = [
-        (
-            topic["topic"],
-            partition,
-            _readable(parts, request, topic["topic"], partition["partition"]),
-        )
-        for topic in elements((await request.read())["topics"])
-        for partition in elements(topic["partitions"])
-    ]
-    views = await parts.archive.views(tp for _, _, tp in readable if tp is not None)
+    named = await collected(_named(await request.read()))
+    tps = {place: _readable(parts, request, *place) for place in {place for place, _ in named}}
+    views = await parts.archive.views(tp for tp in tps.values() if tp is not None)
+    lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
+    # A lineage has as many entries as the partition has had leaders.
+    async for one, view in cooperative(views.items(), _LINEAGES_A_STEP):
+        if not isinstance(view, RemoteStorageError):
+            lineages[one] = lineage_of(view)
     topics: dict[str, list[dict[str, Any]]] = {}
-    for name, partition, tp in readable:
-        view = None if tp is None else views[tp]
-        end = _end_offset(view, partition, request.missing(name))
-        topics.setdefault(name, []).append(end)
+    async for place, epoch in cooperative(named):
+        tp = tps[place]
+        result: dict[str, Any] = {"partition": place[1]}
+        if tp is None:
+            result["error_code"] = request.missing(place[0])
+        elif tp not in lineages:
+            result["error_code"] = ErrorCode.KAFKA_STORAGE_ERROR
+        else:
+            view = views[tp]
+            log_end = 0 if isinstance(view, RemoteStorageError) else view.log_end_offset or 0
+            end = end_offset_for(lineages[tp], epoch, log_end)
+            result |= {"leader_epoch": end.epoch, "end_offset": end.end_offset}
+        topics.setdefault(place[0], []).append(result)
     values = [{"topic": name, "partitions": partitions} for name, partitions in topics.items()]
     return await request.respond({"topics": values})
 
 
-def _end_offset(
-    view: PartitionView | RemoteStorageError | None, fields: MessageFields, missing: ErrorCode
-) -> dict[str, Any]:
-    result: dict[str, Any] = {"partition": fields["partition"]}
-    if view is None:
-        return result | {"error_code": missing}
-    if isinstance(view, RemoteStorageError):
-        return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
-    end = end_offset_for(lineage_of(view), fields["leader_epoch"], view.log_end_offset or 0)
-    return result | {"leader_epoch": end.epoch, "end_offset": end.end_offset}
+def _named(fields: MessageFields) -> Iterator[tuple[tuple[str, int], int]]:
+    """Topic, partition and epoch of each."""
+    for topic in elements(fields["topics"]):
+        for partition in elements(topic["partitions"]):
+            yield (topic["topic"], partition["partition"]), partition["leader_epoch"]
 
 
 APIS = (

@@ -60,7 +60,8 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         ]
     else:
         # Each topic once, as from a broker: a small request must not make a huge response.
-        unique = {(topic["name"], topic["topic_id"]): topic for topic in named}
+        # From v10 on it may name an id beside the name, which then means nothing.
+        unique = {topic["name"] or topic["topic_id"]: topic for topic in named}
         topics = [
             _named_topic(parts.archive, topic, request)
             async for topic in cooperative(unique.values(), LOOKUP_TOPICS_AT_ONCE)

@@ -513,9 +513,7 @@ def read_response(
         return PartitionResponse(
             key, watermarks, kafka_error_code(result.error) if is_reported else 0
         )
-    return PartitionResponse(
-        key, watermarks, 0, result.records, result.aborted_txns, result.skipped
-    )
+    return PartitionResponse(key, watermarks, 0, result.records, result.aborted, result.skipped)
 
 
 def decided_response(
