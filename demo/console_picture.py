@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,8 +64,7 @@ def main(arguments: list[str]) -> None:
                 bottom = page.evaluate(
                     "document.getElementById('partitions').getBoundingClientRect().bottom"
                 )
-                page.screenshot(picture)
-                cut(picture, int(bottom) + _MARGIN_BELOW)
+                page.screenshot(picture, int(bottom) + _MARGIN_BELOW)
             finally:
                 done.set()
                 proxy.stop()
@@ -121,27 +118,6 @@ def _read_the_tail(bootstrap: str, done: Callable[[], bool]) -> None:
     while not done():
         consumer.consume(1_000, timeout=0.1)
     consumer.close()
-
-
-def cut(picture: Path, height: int) -> None:
-    """Keeps only the rows above `height` of a PNG without interlacing."""
-    content = picture.read_bytes()
-    chunks, position = [], 8
-    while position < len(content):
-        (length,) = struct.unpack_from(">I", content, position)
-        chunks.append((content[position + 4 : position + 8], content[position + 8 :][:length]))
-        position += 12 + length
-    width, rows = struct.unpack_from(">II", chunks[0][1])
-    pixels = zlib.decompress(b"".join(data for kind, data in chunks if kind == b"IDAT"))
-    height = min(height, rows)
-    header = struct.pack(">II", width, height) + chunks[0][1][8:]
-    body = zlib.compress(pixels[: len(pixels) // rows * height], 9)
-    parts = [(b"IHDR", header), (b"IDAT", body), (b"IEND", b"")]
-    packed_chunks = b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )
-    picture.write_bytes(content[:8] + packed_chunks)
 
 
 if __name__ == "__main__":
