@@ -6,12 +6,14 @@ archive, and the machine's own Chromium. It needs `python -m lab setup kafka`.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,22 +55,43 @@ def main(arguments: list[str]) -> None:
         with Browser() as page:
             try:
                 proxy.start()
-                time.sleep(20)  # everything is archived before the broker deletes records
+                proxy.wait_until(lambda: _is_archived(console), 600.0)
                 _forget(kafka.bootstrap)
-                for work in (_write_on, _replay, _read_the_tail):
-                    threading.Thread(target=work, args=(listen, done.is_set)).start()
+                clients = [
+                    threading.Thread(target=work, args=(listen, done.is_set))
+                    for work in (_write_on, _replay, _read_the_tail)
+                ]
+                for client in clients:
+                    client.start()
                 time.sleep(20)  # the charts need samples
-                page.open(f"http://{console}/")
-                time.sleep(4)
-                page.evaluate("document.documentElement.style.overflow = 'hidden'")
-                bottom = page.evaluate(
-                    "document.getElementById('partitions').getBoundingClientRect().bottom"
-                )
-                page.screenshot(picture, int(bottom) + _MARGIN_BELOW)
+                _take(page, console, picture)
+                done.set()
+                for client in clients:
+                    client.join()
             finally:
                 done.set()
                 proxy.stop()
                 shutil.rmtree(store, ignore_errors=True)
+
+
+def _is_archived(console: str) -> bool:
+    """Before the broker deletes records."""
+    try:
+        with urllib.request.urlopen(f"http://{console}/api/status?rows_max=0") as response:
+            totals = json.load(response)["totals"]
+    except OSError:  # it does not listen yet
+        return False
+    return bool(totals["partitions"] == len(_partitions()) and totals["lag_offsets"] == 0)
+
+
+def _take(page: Browser, console: str, picture: Path) -> None:
+    page.open(f"http://{console}/")
+    bottom = "document.getElementById('partitions').getBoundingClientRect().bottom"
+    while not page.evaluate(f"{bottom} && !document.getElementById('charts-part').hidden"):
+        time.sleep(0.5)
+    time.sleep(4)  # the page has the figures of a second
+    page.evaluate("document.documentElement.style.overflow = 'hidden'")
+    page.screenshot(picture, int(page.evaluate(bottom)) + _MARGIN_BELOW)
 
 
 def _partitions() -> list[tuple[str, int]]:
