@@ -75,8 +75,8 @@ Local = Annotated[
     typer.Option(
         "--local",
         metavar="BYTES|AGE",
-        help="The new brokers get the last records themselves, as they were: of each partition so "
-        "many bytes (10GiB), or those of the time before the state (7d). Default: none.",
+        help="Also write the last records of each partition into the new brokers: this many bytes "
+        "(10GiB), or the records of this time before the state (7d). Default: none.",
     ),
 ]
 BrokerUsers = Annotated[
