@@ -6,14 +6,14 @@ archive, and the machine's own Chromium. It needs `python -m lab setup kafka`.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import struct
 import sys
 import tempfile
 import threading
 import time
-import zlib
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,23 +55,43 @@ def main(arguments: list[str]) -> None:
         with Browser() as page:
             try:
                 proxy.start()
-                time.sleep(20)  # everything is archived before the broker deletes records
+                proxy.wait_until(lambda: _is_archived(console), 600.0)
                 _forget(kafka.bootstrap)
-                for work in (_write_on, _replay, _read_the_tail):
-                    threading.Thread(target=work, args=(listen, done.is_set)).start()
+                clients = [
+                    threading.Thread(target=work, args=(listen, done.is_set))
+                    for work in (_write_on, _replay, _read_the_tail)
+                ]
+                for client in clients:
+                    client.start()
                 time.sleep(20)  # the charts need samples
-                page.open(f"http://{console}/")
-                time.sleep(4)
-                page.evaluate("document.documentElement.style.overflow = 'hidden'")
-                bottom = page.evaluate(
-                    "document.getElementById('partitions').getBoundingClientRect().bottom"
-                )
-                page.screenshot(picture)
-                cut(picture, int(bottom) + _MARGIN_BELOW)
+                _take(page, console, picture)
+                done.set()
+                for client in clients:
+                    client.join()
             finally:
                 done.set()
                 proxy.stop()
                 shutil.rmtree(store, ignore_errors=True)
+
+
+def _is_archived(console: str) -> bool:
+    """Before the broker deletes records."""
+    try:
+        with urllib.request.urlopen(f"http://{console}/api/status?rows_max=0") as response:
+            totals = json.load(response)["totals"]
+    except OSError:  # it does not listen yet
+        return False
+    return bool(totals["partitions"] == len(_partitions()) and totals["lag_offsets"] == 0)
+
+
+def _take(page: Browser, console: str, picture: Path) -> None:
+    page.open(f"http://{console}/")
+    bottom = "document.getElementById('partitions').getBoundingClientRect().bottom"
+    while not page.evaluate(f"{bottom} && !document.getElementById('charts-part').hidden"):
+        time.sleep(0.5)
+    time.sleep(4)  # the page has the figures of a second
+    page.evaluate("document.documentElement.style.overflow = 'hidden'")
+    page.screenshot(picture, int(page.evaluate(bottom)) + _MARGIN_BELOW)
 
 
 def _partitions() -> list[tuple[str, int]]:
@@ -121,27 +141,6 @@ def _read_the_tail(bootstrap: str, done: Callable[[], bool]) -> None:
     while not done():
         consumer.consume(1_000, timeout=0.1)
     consumer.close()
-
-
-def cut(picture: Path, height: int) -> None:
-    """Keeps only the rows above `height` of a PNG without interlacing."""
-    content = picture.read_bytes()
-    chunks, position = [], 8
-    while position < len(content):
-        (length,) = struct.unpack_from(">I", content, position)
-        chunks.append((content[position + 4 : position + 8], content[position + 8 :][:length]))
-        position += 12 + length
-    width, rows = struct.unpack_from(">II", chunks[0][1])
-    pixels = zlib.decompress(b"".join(data for kind, data in chunks if kind == b"IDAT"))
-    height = min(height, rows)
-    header = struct.pack(">II", width, height) + chunks[0][1][8:]
-    body = zlib.compress(pixels[: len(pixels) // rows * height], 9)
-    parts = [(b"IHDR", header), (b"IDAT", body), (b"IEND", b"")]
-    packed_chunks = b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )
-    picture.write_bytes(content[:8] + packed_chunks)
 
 
 if __name__ == "__main__":

@@ -83,8 +83,14 @@ class Browser:
             raise PartFailed(f"{expression}: {evaluation['exceptionDetails']}")
         return evaluation["result"].get("value")
 
-    def screenshot(self, file: Path) -> None:
-        picture = self._do("Page.captureScreenshot", format="png")
+    def screenshot(self, file: Path, height_px: int | None = None) -> None:
+        """`height_px`: of the page from its top, also below the window. None: the window."""
+        part: dict[str, object] = {}
+        if height_px is not None:
+            width_px = self.evaluate("document.documentElement.clientWidth")
+            clip = {"x": 0, "y": 0, "width": width_px, "height": height_px, "scale": 1}
+            part = {"captureBeyondViewport": True, "clip": clip}
+        picture = self._do("Page.captureScreenshot", format="png", **part)
         file.write_bytes(base64.b64decode(picture["data"]))
 
     def _find_page(self) -> bool:

@@ -75,8 +75,8 @@ Local = Annotated[
     typer.Option(
         "--local",
         metavar="BYTES|AGE",
-        help="The new brokers get the last records themselves, as they were: of each partition so "
-        "many bytes (10GiB), or those of the time before the state (7d). Default: none.",
+        help="Also write the last records of each partition into the new brokers: this many bytes "
+        "(10GiB), or the records of this time before the state (7d). Default: none.",
     ),
 ]
 BrokerUsers = Annotated[
@@ -304,8 +304,8 @@ def restore_cluster(
     segments first. With --local, the new brokers also get the last records before that. Older
     records are read through fetchproxy. If the command was killed, run it again: it continues.
 
-    Exit codes: 0 restored; 1 something was refused or differs, and is named; 2 archive or cluster
-    cannot be used; 130 interrupted.
+    Exit codes: 0 restored, also if the report names lost records; 1 a topic was refused, or
+    something is not as it should be; 2 archive or cluster cannot be used; 130 interrupted.
     """
     with users_errors():
         config = options.read_logged(context)

@@ -96,7 +96,7 @@ def _difference_text(one: GroupDifference) -> str:
     if one.set_back:
         parts.append(f"was {one.set_back} offsets further, at {one.committed_offset}")
     return (
-        f"group {one.group} at {one.topic}-{one.partition}: goes on at {one.new_offset}; "
+        f"group {one.group} at {one.topic}-{one.partition}: continues at {one.new_offset}; "
         f"{' and '.join(parts)}"
     )
 

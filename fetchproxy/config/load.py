@@ -386,4 +386,4 @@ def _nearest(name: str, known_names: list[str]) -> str:
             tails[tail]
             for tail in difflib.get_close_matches(name.rpartition(".")[2], tails, n=1, cutoff=0.6)
         ]
-    return f"; the nearest known one is {close[0]}" if close else "; none that is known is like it"
+    return f"; the nearest known one is {close[0]}" if close else "; no known key is similar"

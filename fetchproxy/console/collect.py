@@ -33,7 +33,7 @@ from fetchproxy.console.headline import (
 )
 from fetchproxy.console.history import SAMPLE_INTERVAL_MS, History, ProcessFigures
 from fetchproxy.console.status import (
-    NO_PARTITIONS,
+    ONLY_TOTALS,
     ArchiverStatus,
     OperationRow,
     PartitionQuery,
@@ -200,7 +200,7 @@ class StatusCollector:
         await a_turn()
         clients: tuple[ClientStatus, ...] = ()
         clients_total = 0
-        if query != NO_PARTITIONS:
+        if query.counts_all:
             await self._fill(table)
             clients, clients_total = await self._clients()
         conditions = table.conditions_in_view(knowledge.conditions)
@@ -285,7 +285,7 @@ class StatusCollector:
 
     async def sample(self) -> None:
         """Adds the figures of now to the history."""
-        status = await self(PartitionQuery(rows_max=0))
+        status = await self(ONLY_TOTALS)
         accounts = self.storage.accounts
         history_bytes = accounts.others.served_bytes + accounts.own.served_bytes
         async for account in cooperative(accounts.clients()):

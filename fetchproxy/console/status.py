@@ -201,15 +201,18 @@ class Status:
 @dataclass(frozen=True, slots=True)
 class PartitionQuery:
     """At most `rows_max` (None: all) of the partitions with `name_part` in their name, and at most
-    `topics_max` topics.
+    `topics_max` topics. The totals are those of all partitions, unless `counts_all` is False: then
+    no partition and no client is looked at.
     """
 
     rows_max: int | None = None
     name_part: str = ""
     topics_max: int | None = None
+    counts_all: bool = True
 
 
-NO_PARTITIONS = PartitionQuery(rows_max=0)
+ONLY_TOTALS = PartitionQuery(rows_max=0, topics_max=0)
+NO_PARTITIONS = PartitionQuery(rows_max=0, topics_max=0, counts_all=False)
 
 # Called on the event loop for every request, so it must not wait, and must take only short turns.
 StatusSource = Callable[[PartitionQuery], Awaitable[Status]]

@@ -212,7 +212,7 @@ READERS_WAITING = gauge(
 )
 TIMESTAMP_SEARCHES = counter(
     "fetchproxy_timestamp_searches",
-    "Long batches that were searched for the first record of a time, one at a time",
+    "Long batches that were searched for a timestamp, one batch at a time",
 )
 TIMESTAMP_SEARCHES_WAITING = gauge(
     "fetchproxy_timestamp_searches_waiting",

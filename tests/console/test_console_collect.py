@@ -23,6 +23,7 @@ from fetchproxy.console.status import (
     NO_PARTITIONS,
     ArchiverStatus,
     OffsetRange,
+    PartitionQuery,
     largest_clients,
 )
 from fetchproxy.errors import StorageDenied, StorageUnavailable
@@ -176,6 +177,29 @@ async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Pr
         1000 * number for number in range(276, 276 - DISPLAYED_CLIENTS_MAX, -1)
     ]
     assert (await process.collector(NO_PARTITIONS)).clients == ()
+
+
+async def test_the_history_has_the_totals_of_all_partitions(process: Process) -> None:
+    """The charts of the page showed 0 lost and 0 not archived, whatever the tiles said."""
+    await process.archive(segment(0, 9))
+    await process.archive(segment(15, 19))
+    await process.collector.look()
+    await process.collector.sample()
+    (sample,) = process.collector.history.samples()
+    totals = (await process.collector()).totals
+    assert totals.size_bytes > 0
+    assert sample.archive_bytes == totals.size_bytes
+    assert sample.lost_offsets == totals.lost_offsets
+    assert sample.lag_offsets == totals.lag_offsets
+
+
+async def test_totals_do_not_depend_on_the_rows_that_are_shown(process: Process) -> None:
+    await process.archive(segment(0, 9))
+    await process.collector.look()
+    every = await process.collector()
+    none = await process.collector(PartitionQuery(rows_max=0))
+    assert (none.partitions, none.totals) == ((), every.totals)
+    assert none.totals.partitions == 1
 
 
 async def test_a_client_that_leaves_while_others_are_looked_at_is_not_shown() -> None:

@@ -240,7 +240,7 @@ async def test_from_a_topic_to_its_segments(scene: Scene) -> None:
     await scene.js("history.back()")
     await scene.sees("#place-title", "Topic orders")
     await scene.js("location.hash = '#topic=gone'")
-    await scene.sees("#place-title", "there is no such topic")
+    await scene.sees("#place-title", "There is no topic gone here")
 
 
 async def test_who_reads_what_from_which_tier(scene: Scene) -> None:

@@ -126,6 +126,17 @@ def test_promtool_accepts_rules_grafanas_queries_and_those_for_the_culprit(
         assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
 
 
+def test_promtool_accepts_the_configuration_on_the_page(promtool: Path, tmp_path: Path) -> None:
+    page = (monitoring.RULES.parents[2] / "docs/operate/monitor.md").read_text("utf-8")
+    (block,) = re.findall(r"^```yaml\n(rule_files.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    place = "/etc/prometheus/fetchproxy/prometheus-rules.yaml"
+    assert place in block
+    file = tmp_path / "prometheus.yml"
+    file.write_text(block.replace(place, str(monitoring.RULES)), encoding="utf-8")
+    result = subprocess.run([promtool, "check", "config", file], capture_output=True, check=False)
+    assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
+
+
 @pytest.mark.usefixtures("promtool")
 def test_the_first_error_counts_although_it_makes_its_series() -> None:
     """`increase` alone does not see it; and it is forgotten after a while."""

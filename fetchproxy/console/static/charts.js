@@ -74,7 +74,8 @@ async function drawCharts() {
   if (items.length < 2) { $("charts-part").hidden = true; return; }
   const until = items.at(-1).at_ms, from = Math.min(items[0].at_ms, until - WINDOW_MIN_MS);
   $("charts-part").hidden = false;
-  setText($("charts-title"), `The last ${rough(Math.round((until - from) / 1000 / 60) * 60)}`);
+  const time = rough(Math.round((until - from) / 1000 / 60) * 60).replace(/^1 min$/, "minute").replace(/^1 h$/, "hour");
+  setText($("charts-title"), `The last ${time}`);
   const visible = CHARTS.filter(([, field]) => latest.status.mode !== "archive" || !OF_READERS.includes(field));
   redraw($("charts"), JSON.stringify([items.at(-1), visible.length]), () => visible.map((one) => chart(one, items, from, until)));
 }

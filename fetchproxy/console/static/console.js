@@ -169,7 +169,7 @@ function archiveTiles({ outlook, totals, archiver, brokers, store, bootstrap }) 
     ["With a fault", count(totals.faulty), `of ${partitionsText(totals.partitions)}`, totals.faulty > 0],
     ["In the archive", size(totals.size_bytes), `${count(totals.topics)} topic${totals.topics === 1 ? "" : "s"}`],
     archiverTile(archiver),
-    ["Store", store.up === null ? "–" : store.up ? "answers" : "fails", store.url, store.up === false],
+    ["Store", store.up === null ? "–" : store.up ? "responds" : "fails", store.url, store.up === false],
     ["Brokers", bootstrap ? `${count(brokers.known - brokers.away.length)} of ${count(brokers.known)}` : "none", bootstrap ? "respond" : "archive only", brokers.away.length > 0],
   ];
 }
