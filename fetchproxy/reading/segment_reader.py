@@ -185,16 +185,20 @@ class ArchiveMemory:
         self.damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
         self.damaged_for_s = limits.corrupt_retry_ms / 1000
 
-    # `segment` is the int of the segment's UUID, see ChunkKey.
-
-    def layout(self, segment: int) -> SegmentLayout | None:
+    def layout(self, metadata: RemoteLogSegmentMetadata) -> SegmentLayout | None:
+        """None: the index has to be read. A segment of one chunk needs none (docs/adr/0095)."""
         try:
-            known_layout = self._indexes[segment]
+            known_layout = self._indexes[metadata.segment_id.id.int]
         except KeyError:
-            return None
+            if not 0 < metadata.segment_size_bytes <= self.chunk_bytes:
+                return None
+            presumed_layout = SegmentLayout.presumed(metadata)
+            self.keep(NeedLayout(metadata), presumed_layout)
+            return presumed_layout
         return known_layout if isinstance(known_layout, SegmentLayout) else None
 
     def aborted(self, segment: int) -> AbortedIndex | None:
+        """`segment`: the int of the segment's UUID, see ChunkKey."""
         index = self._indexes.get(("txn", segment))
         return index if isinstance(index, AbortedIndex) else None
 
@@ -309,7 +313,7 @@ class SegmentReader:
                     )
                 from_offset = gap[1] + 1
                 continue
-            layout = self._memory.layout(metadata.segment_id.id.int)
+            layout = self._memory.layout(metadata)
             if layout is None:
                 need = NeedLayout(metadata)
                 return self._memory.damage(need, now) or need
@@ -359,7 +363,7 @@ class SegmentReader:
         needs: list[NeedChunk | NeedLayout | NeedAborted] = []
         if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(metadata):
             needs.append(NeedAborted(metadata))
-        layout = self._memory.layout(metadata.segment_id.id.int)
+        layout = self._memory.layout(metadata)
         if layout is None:
             needs.append(NeedLayout(metadata))
             return needs, metadata.segment_size_bytes // self._memory.chunk_bytes + 1
@@ -385,7 +389,7 @@ class SegmentReader:
         metadata = view.segment_at_or_after(border)
         if metadata is None or metadata.start_offset > border:
             return None
-        layout = self._memory.layout(metadata.segment_id.id.int)
+        layout = self._memory.layout(metadata)
         if layout is None:
             return None
         number = layout.chunk_at_or_after(border)

@@ -114,7 +114,7 @@ class TimestampLookup:
         target = segment, timestamp_ms, from_offset, metadata.end_offset
         if (cached := self._found.get(target)) is not None:
             return cached
-        layout = self._memory.layout(segment)
+        layout = self._memory.layout(metadata)
         if layout is None:
             return None
         first = layout.chunk_at_or_after(from_offset)
@@ -232,7 +232,7 @@ class TimestampLookup:
         return _found(search, header)
 
     async def _layout(self, metadata: RemoteLogSegmentMetadata, client: Hashable) -> SegmentLayout:
-        while (layout := self._memory.layout(metadata.segment_id.id.int)) is None:
+        while (layout := self._memory.layout(metadata)) is None:
             await self._load(NeedLayout(metadata), client)
         return layout
 

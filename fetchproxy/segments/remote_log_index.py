@@ -33,7 +33,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.model import ByteRange
+from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
 
 _MAGIC = 0
 DATA_BYTES_MAX = 2**31 - 1  # dataLength is an int32
@@ -374,9 +374,11 @@ class SegmentLayout:
 
     A chunk is always whole batches, so it can be checked by itself and cut without its neighbours.
     Chunks are numbered from 0. The fields are arrays, because layouts are long-lived and many.
+
+    `is_presumed`: made without the index. The log may begin at another offset than it says.
     """
 
-    __slots__ = ("ends", "first_offsets", "last_offsets", "max_timestamps_ms")
+    __slots__ = ("ends", "first_offsets", "is_presumed", "last_offsets", "max_timestamps_ms")
 
     def __init__(self, index: RemoteLogIndex, chunk_bytes: int) -> None:
         """A chunk is closed before the span that would make it larger than `chunk_bytes`.
@@ -387,15 +389,32 @@ class SegmentLayout:
         self.first_offsets = array("q")
         self.last_offsets = array("q")
         self.max_timestamps_ms = array("q")
+        self.is_presumed = False
         i = 0
         while i < len(index):
             j = index.spans_up_to(i, chunk_bytes)
-            chunk = index.merged(i, j)
-            self.ends.append(chunk.end)
-            self.first_offsets.append(chunk.first_offset)
-            self.last_offsets.append(chunk.last_offset)
-            self.max_timestamps_ms.append(chunk.max_timestamp_ms)
+            self._append(index.merged(i, j))
             i = j
+
+    def _append(self, chunk: IndexSpan) -> None:
+        self.ends.append(chunk.end)
+        self.first_offsets.append(chunk.first_offset)
+        self.last_offsets.append(chunk.last_offset)
+        self.max_timestamps_ms.append(chunk.max_timestamp_ms)
+
+    @classmethod
+    def presumed(cls, metadata: RemoteLogSegmentMetadata) -> SegmentLayout:
+        """The layout of a segment of one chunk, by its metadata alone (docs/adr/0095).
+
+        The index has nothing else about such a segment, unless the log has a hole where the
+        segment begins, or the segment begins inside a batch.
+        """
+        layout = cls(RemoteLogIndex(), 0)
+        first, largest = metadata.start_offset, metadata.max_timestamp_ms
+        size_bytes, last = metadata.segment_size_bytes, metadata.stored_end_offset
+        layout._append(IndexSpan(0, size_bytes, first, last, largest, largest))
+        layout.is_presumed = True
+        return layout
 
     def __len__(self) -> int:
         return len(self.ends)

@@ -429,7 +429,8 @@ class S3ObjectStore(ObjectStore):
                 else:
                     with translated_s3_error(f"open bucket {self._bucket}"):
                         self._ranges = await open_range_reads(
-                            self._resources, session, client, self._bucket, self._config
+                            *(self._resources, session, client, self._bucket, self._config),
+                            self._credentials,
                         )
                 self._client = client
             return self._client

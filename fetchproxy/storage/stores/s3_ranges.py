@@ -1,4 +1,6 @@
-"""Reads ranges of S3 objects by plain HTTP/1.1 into their final memory. The S3 client signs."""
+"""Reads ranges of S3 objects by plain HTTP/1.1 into their final memory. URLs are signed as the S3
+client signs them.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,11 @@ from fetchproxy import __version__
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.heap import uninitialised
+from fetchproxy.runtime.single_flight import SingleFlight
+from fetchproxy.storage.stores.aws_credentials import AwsCredentials
 from fetchproxy.storage.stores.object_store import responded
 from fetchproxy.storage.stores.retries import retry_pause_s
+from fetchproxy.storage.stores.s3_signing import EXAMPLE_KEY, UrlSigner
 
 # An HTTP library returns a body in pieces, which need one more copy to join. An S3 library takes
 # two milliseconds of Python to build and parse each request. For a replay, this was more than half
@@ -348,19 +353,32 @@ class RangeRequests:
             connection.shut()
 
 
-# The S3 client signs one URL for many reads of an object. After any other response the request is
-# repeated through the client, which handles redirects, regions and errors. If a server refuses
-# signed URLs (a bucket policy may do so), they are no longer used.
+# The S3 client signs one URL in a minute; the others are signed like it (docs/adr/0095). If the
+# client signs in another way, as for directory buckets, it signs one URL for many reads of an
+# object. After any other response the request is repeated through the client, which handles
+# redirects, regions and errors. If a server refuses signed URLs (a bucket policy may do so), they
+# are no longer used.
 
 
 class S3RangeReads:
-    def __init__(self, client: Any, bucket: str, requests: RangeRequests) -> None:
+    """`credentials`: those that the client signs with; None: the client signs all URLs."""
+
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        requests: RangeRequests,
+        credentials: AwsCredentials | None = None,
+    ) -> None:
         self._client = client
         self._bucket = bucket
         self._requests = requests
-        self._urls: TTLCache[str, str] = TTLCache(
-            _URLS_MAX, URL_AGE_MAX_S, timer=asyncio.get_running_loop().time
-        )
+        self._credentials = credentials
+        self._clock = asyncio.get_running_loop().time
+        self._signer: UrlSigner | None = None
+        self._signs_until = float("-inf")  # loop time (s)
+        self._examples = SingleFlight[None]()
+        self._urls: TTLCache[str, str] = TTLCache(_URLS_MAX, URL_AGE_MAX_S, timer=self._clock)
         self._needless = 0
 
     async def get(self, key: str, part: PartRequest, operation: str) -> bytearray | None:
@@ -383,28 +401,48 @@ class S3RangeReads:
 
     async def signed_url(self, key: str) -> str:
         """Raises the client's errors."""
+        if self._clock() >= self._signs_until:
+            await self._examples.run("example", self._follow_example)
+        if self._signer is not None:
+            return self._signer.signed(key)
         url: str | None = self._urls.get(key)
         if url is None:
-            url = await self._client.generate_presigned_url(
-                "get_object", {"Bucket": self._bucket, "Key": key}, ExpiresIn=_URL_VALID_S
-            )
-            self._urls[key] = url
+            url = self._urls[key] = await self._signed_by_client(key)
+        return url
+
+    async def _follow_example(self) -> None:
+        if self._credentials is not None:
+            credentials = await self._credentials.get_frozen_credentials()
+            example = await self._signed_by_client(EXAMPLE_KEY)
+            self._signer = UrlSigner.like(example, credentials.secret_key)
+        self._signs_until = self._clock() + URL_AGE_MAX_S
+
+    async def _signed_by_client(self, key: str) -> str:
+        url: str = await self._client.generate_presigned_url(
+            "get_object", {"Bucket": self._bucket, "Key": key}, ExpiresIn=_URL_VALID_S
+        )
         return url
 
     def forget_urls(self) -> None:
         """The credentials that signed them have been replaced."""
         self._urls.clear()
+        self._signs_until = float("-inf")
 
     def note_needless_url_check(self, key: str) -> None:
         """Drop the URL and count a refusal: the client's own request got the same part."""
-        self._urls.pop(key, None)
+        self.forget_urls()
         self._needless += 1
         if self._needless == NEEDLESS_MAX:
             log.warning("s3_signed_urls_refused", bucket=self._bucket, key=key)
 
 
 async def open_range_reads(
-    resources: AsyncExitStack, session: Any, client: Any, bucket: str, config: StoreConfig
+    resources: AsyncExitStack,
+    session: Any,
+    client: Any,
+    bucket: str,
+    config: StoreConfig,
+    credentials: AwsCredentials | None = None,
 ) -> S3RangeReads | None:
     """None if the store is behind an HTTP proxy: only the client supports it. Raises OSError."""
     endpoint = client.meta.endpoint_url
@@ -422,9 +460,10 @@ async def open_range_reads(
         bundle = get_cert_path(session.get_config_variable("ca_bundle") or True)
         tls = await asyncio.to_thread(ssl.create_default_context, cafile=bundle)
     requests = RangeRequests(
-        config.connections_max, config.connect_max_ms / 1000, config.read_max_ms / 1000, tls
+        config.small_reads_max, config.connect_max_ms / 1000, config.read_max_ms / 1000, tls
     )
-    return S3RangeReads(client, bucket, await resources.enter_async_context(requests))
+    opened = await resources.enter_async_context(requests)
+    return S3RangeReads(client, bucket, opened, credentials)
 
 
 def _version_4(signature_version: str, **_: Any) -> str | None:
