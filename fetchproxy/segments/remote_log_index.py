@@ -393,14 +393,12 @@ class SegmentLayout:
         i = 0
         while i < len(index):
             j = index.spans_up_to(i, chunk_bytes)
-            self._append(index.merged(i, j))
+            chunk = index.merged(i, j)
+            self.ends.append(chunk.end)
+            self.first_offsets.append(chunk.first_offset)
+            self.last_offsets.append(chunk.last_offset)
+            self.max_timestamps_ms.append(chunk.max_timestamp_ms)
             i = j
-
-    def _append(self, chunk: IndexSpan) -> None:
-        self.ends.append(chunk.end)
-        self.first_offsets.append(chunk.first_offset)
-        self.last_offsets.append(chunk.last_offset)
-        self.max_timestamps_ms.append(chunk.max_timestamp_ms)
 
     @classmethod
     def presumed(cls, metadata: RemoteLogSegmentMetadata) -> SegmentLayout:
@@ -409,10 +407,11 @@ class SegmentLayout:
         The index has nothing else about such a segment, unless the log has a hole where the
         segment begins, or the segment begins inside a batch.
         """
-        layout = cls(RemoteLogIndex(), 0)
-        first, largest = metadata.start_offset, metadata.max_timestamp_ms
-        size_bytes, last = metadata.segment_size_bytes, metadata.stored_end_offset
-        layout._append(IndexSpan(0, size_bytes, first, last, largest, largest))
+        layout = cls.__new__(cls)  # a look-up makes thousands
+        layout.ends = array("q", (metadata.segment_size_bytes,))
+        layout.first_offsets = array("q", (metadata.start_offset,))
+        layout.last_offsets = array("q", (metadata.stored_end_offset,))
+        layout.max_timestamps_ms = array("q", (metadata.max_timestamp_ms,))
         layout.is_presumed = True
         return layout
 

@@ -397,6 +397,8 @@ class S3ObjectStore(ObjectStore):
     async def _opened(self) -> Any:
         if self._closed:
             raise RemoteStorageError("the store is closed")
+        if self._client is not None and not self._trusted.is_due:
+            return self._client
         async with self._opening:
             if self._client is not None and await self._trusted.changed():
                 # New connections trust the new certificates. Requests in flight end on old ones.

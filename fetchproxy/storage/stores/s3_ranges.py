@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from ssl import SSLContext, SSLError
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -107,28 +108,38 @@ def part_of(head: bytes, request: PartRequest) -> tuple[int, bool]:
 
 
 def _request(url: str, byte_range: ByteRange) -> tuple[_Address, bytes]:
-    """(server address, request bytes). As in the signature, Host omits the default port."""
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
+    """(server address, request bytes)."""
+    scheme, _, after = url.partition("://")
+    netloc, _, target = after.partition("/")
+    address, named = _server(scheme, netloc)
+    return address, (
+        f"GET /{target} HTTP/1.1\r\n"
+        f"Host: {named}\r\n"
+        f"User-Agent: fetchproxy/{__version__}\r\n"
+        f"Range: bytes={byte_range.start}-{byte_range.end - 1}\r\n"
+        "Accept-Encoding: identity\r\n\r\n"
+    ).encode("ascii")
+
+
+@lru_cache(maxsize=100)
+def _server(scheme: str, netloc: str) -> tuple[_Address, str]:
+    """(address, the name for `Host`). As in the signature, it omits the default port."""
+    parts = urlsplit(f"{scheme}://{netloc}")
+    secure = scheme == "https"
     default = 443 if secure else 80
-    named = parts.netloc.removesuffix(f":{default}")
-    lines = [
-        f"GET {parts._replace(scheme='', netloc='').geturl()} HTTP/1.1",
-        f"Host: {named}",
-        f"User-Agent: fetchproxy/{__version__}",
-        f"Range: bytes={byte_range.start}-{byte_range.end - 1}",
-        "Accept-Encoding: identity",
-    ]
     address = (parts.hostname or "", parts.port or default, secure)
-    return address, "\r\n".join([*lines, "", ""]).encode("ascii")
+    return address, netloc.removesuffix(f":{default}")
 
 
 class _Connection(asyncio.BufferedProtocol):
     """One exchange at a time. A response's memory is allocated when its head is complete."""
 
-    def __init__(self, on_lost: Callable[[_Connection], None]) -> None:
+    def __init__(self, on_lost: Callable[[_Connection], None], silence_max_s: float) -> None:
         self._on_lost = on_lost
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._silence_max_s = silence_max_s
+        self._timer: asyncio.TimerHandle | None = None  # one for many requests
         self._transport: asyncio.Transport | None = None
         self._head = bytearray(HEAD_BYTES_MAX)
         self._head_bytes = 0
@@ -141,7 +152,8 @@ class _Connection(asyncio.BufferedProtocol):
         self.is_reusable = False  # whether the connection may be reused
 
     def begin(self, request: bytes, part: PartRequest) -> asyncio.Future[bytearray]:
-        """The future raises OtherAnswer, or ConnectionError if the connection is lost.
+        """The future raises OtherAnswer, TimeoutError after a silence, or ConnectionError if the
+        connection is lost.
 
         Raises ConnectionResetError at once if the connection was lost before.
         """
@@ -150,9 +162,22 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             raise ConnectionResetError("the connection was lost before it was used")
         self.heard_at = self._clock()
-        self._response = asyncio.get_running_loop().create_future()
+        self._response = self._loop.create_future()
         self._transport.write(request)
+        if self._timer is None:
+            self._watch_silence()
         return self._response
+
+    def _watch_silence(self) -> None:
+        self._timer = None
+        if self._response is None or self._response.done():
+            return
+        silent_at = self.heard_at + self._silence_max_s
+        if self._clock() < silent_at:
+            self._timer = self._loop.call_at(silent_at, self._watch_silence)
+            return
+        silence = f"the store was silent for {self._silence_max_s} s"
+        self._response.set_exception(TimeoutError(silence))
 
     @property
     def is_lost(self) -> bool:
@@ -193,6 +218,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport, self.is_reusable = None, False
+        if self._timer is not None:
+            self._timer.cancel()
         self._body, self._room = None, memoryview(b"")
         if self._response is not None and not self._response.done():
             message = f"the connection was lost: {exc or 'closed by the store'}"
@@ -258,21 +285,15 @@ class RangeRequests:
     async def _exchange(
         self, connection: _Connection, request: bytes, part: PartRequest
     ) -> bytearray:
-        clock = asyncio.get_running_loop().time
         response = connection.begin(request, part)
         try:
-            while not response.done():
-                left_s = connection.heard_at + self._silence_max_s - clock()
-                if left_s <= 0:
-                    raise TimeoutError(f"the store was silent for {self._silence_max_s} s")
-                await asyncio.wait([response], timeout=left_s)
-            return response.result()
+            return await response
         finally:
-            if connection.is_reusable and response.done():
+            came = response.done() and not response.cancelled() and response.exception() is None
+            if connection.is_reusable and came:
                 self._idle.setdefault(self._open[connection], []).append(connection)
             else:
                 connection.shut()
-                response.exception()  # marks it as retrieved, even if the caller was cancelled
 
     def _idle_one(self, address: _Address) -> _Connection | None:
         idle = self._idle.get(address, [])
@@ -304,7 +325,7 @@ class RangeRequests:
         try:
             async with asyncio.timeout(self._connect_max_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self._forget),
+                    lambda: _Connection(self._forget, self._silence_max_s),
                     host,
                     port,
                     ssl=self._tls if secure else None,
