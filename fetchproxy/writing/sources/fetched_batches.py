@@ -118,7 +118,7 @@ class BatchAccumulator(SegmentAccumulator):
                 return CutReason.SPOOL
             if full:
                 return CutReason.BYTES
-            if not taken_batches:
+            if not taken_batches or writer.position >= fetched.last_stable_offset:
                 return None
 
     async def read(
