@@ -1,4 +1,4 @@
-"""The beginnings of archiving: `archive --once` of very many partitions with one small segment each.
+"""Beginnings of archiving: `archive --once` of very many partitions with one small segment each.
 
 In each round the archiver begins an archive in an S3 server, and then the library that it writes
 with puts the same objects bare: of the same sizes, as often, and as many at a time. What the
@@ -83,7 +83,7 @@ def measure(
 
 
 def _puts(s3: S3Server, bucket: str, prefix: str, partitions: int) -> Sequence[tuple[str, int]]:
-    """Keys and sizes of the puts, under another prefix. Raises PartFailed if objects are missing."""
+    """Keys and sizes of the puts, under another prefix. Raises PartFailed if objects lack."""
     root = s3.objects / bucket
     files = [file for file in (root / prefix).glob(f"{TOPIC}-*/*/*") if file.is_file()]
     if len(files) != _OBJECTS_A_PARTITION * partitions:

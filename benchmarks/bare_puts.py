@@ -1,4 +1,4 @@
-"""Puts objects with the library that the archiver uses and nothing else: the archiver's lower limit.
+"""Puts objects with the library that the archiver uses and nothing else: its lower limit.
 
 `python -m benchmarks.bare_puts ENDPOINT BUCKET AT_ONCE FILE` puts objects of the keys and sizes in
 FILE, a JSON list of pairs, in that order, AT_ONCE at a time, and prints `{"seconds": …,

@@ -110,10 +110,11 @@ class _SecondRequest:
         timer = asyncio.get_running_loop().call_later(slow_s, self._start)
         first: _Outcome | None = None
         try:
-            async with asyncio.timeout(None) as self._first_counts:
+            async with asyncio.timeout(None) as first_counts:
+                self._first_counts = first_counts
                 first = await _outcome(self._begin)
         except TimeoutError:
-            if self._task is None or not self._first_counts.expired():
+            if self._task is None or not first_counts.expired():
                 raise
         finally:
             timer.cancel()

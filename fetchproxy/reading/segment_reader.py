@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.record_batch import BatchTimes
 
 from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetLost, OffsetNotArchived
@@ -174,9 +175,9 @@ class ArchiveMemory:
     def __init__(self, config: RemoteFetchConfig, limits: ReadingLimits) -> None:
         self.chunk_bytes = limits.chunk_bytes
         self.chunks = ChunkCache(config.chunk_cache_bytes_max)
-        # One limit for both kinds, because both come from small objects beside the segment.
+        # One limit for all kinds, because each is small beside its segment.
         self._index_bytes_max = config.index_cache_bytes_max
-        self._indexes: LRUCache[Hashable, SegmentLayout | AbortedIndex] = LRUCache(
+        self._indexes: LRUCache[Hashable, SegmentLayout | AbortedIndex | BatchTimes] = LRUCache(
             config.index_cache_bytes_max,
             # None counts as too large to keep beside others: a read needs both kinds at once, and
             # would otherwise read them again for ever.
@@ -201,6 +202,15 @@ class ArchiveMemory:
         """`segment`: the int of the segment's UUID, see ChunkKey."""
         index = self._indexes.get(("txn", segment))
         return index if isinstance(index, AbortedIndex) else None
+
+    def times(self, segment: int, base_offset: int) -> BatchTimes | None:
+        """Of the batch at that offset, if many searches have asked for it."""
+        times = self._indexes.get(("times", segment, base_offset))
+        return times if isinstance(times, BatchTimes) else None
+
+    def keep_times(self, segment: int, base_offset: int, times: BatchTimes) -> None:
+        self._indexes["times", segment, base_offset] = times
+        INDEX_CACHE_BYTES.set(self._indexes.currsize)
 
     def keep(self, need: NeedLayout | NeedAborted, value: SegmentLayout | AbortedIndex) -> None:
         self._indexes[need.key] = value
