@@ -558,6 +558,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """A partition's own `refresh` does not wait for this, because it has less to list."""
         return await self._topic_views.get(topic_id, not_older_than)
 
+    def note_bare(self, tp: TopicIdPartition, as_of: float) -> None:
+        if self._views.cached(tp) is None:
+            self._views.offer(tp, as_of, PartitionTable(tp).view(as_of))
+
     def refresh_topic_in_background(self, topic_id: UUID, age_max_s: float) -> None:
         oldest = asyncio.get_running_loop().time() - age_max_s
         self._topic_views.renew(topic_id, oldest, age_max_s)

@@ -29,7 +29,7 @@ from fetchproxy.errors import (
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.health import Kind, Offsets
-from fetchproxy.runtime.cooperative import for_each
+from fetchproxy.runtime.cooperative import cooperative, for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.writing.discovery import partitions_of
 from fetchproxy.writing.partition_archiver import PartitionArchiver, may_pass
@@ -152,13 +152,17 @@ class ArchivePass(ArchiverParts):
         for a thousand of them. None are, if the store does not say; then each is looked at alone.
         """
         by_topic: dict[UUID, set[TopicIdPartition]] = {}
-        for tp in tps:
+        async for tp in cooperative(tps):
             by_topic.setdefault(tp.topic_id, set()).add(tp)
         bare: set[TopicIdPartition] = set()
         for topic_id, of_topic in by_topic.items():
             if len(of_topic) > PARTITIONS_ALONE_MAX:
+                began_at = asyncio.get_running_loop().time()
                 with suppress(RemoteStorageError):
-                    bare |= of_topic.difference(await self._objects.list_topic(topic_id))
+                    bare_of_topic = of_topic.difference(await self._objects.list_topic(topic_id))
+                    async for tp in cooperative(bare_of_topic):
+                        self.rlmm.note_bare(tp, began_at)
+                    bare |= bare_of_topic
         return bare
 
     async def _all(self, tps: list[TopicIdPartition], spool: Spool) -> list[NotArchived]:
