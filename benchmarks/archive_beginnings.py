@@ -1,8 +1,8 @@
 """Beginnings of archiving: `archive --once` of very many partitions with one small segment each.
 
 In each round the archiver begins an archive in an S3 server, and then the library that it writes
-with puts the same objects bare: of the same sizes, as often, and as many at a time. What the
-archiver takes beyond that are its looks at brokers and store, and its own work.
+with puts the same objects bare: of the same sizes, as often, and at any time as many as the archiver
+has at most. What the archiver takes beyond that are its looks at brokers and store, and its work.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.bare_upload import AT_ONCE
 from benchmarks.frame import child
 from benchmarks.goals import ARCHIVE_BEGINNINGS
 from benchmarks.report import Row, goal_rows, ratios, row
+from fetchproxy.storage.remote_storage_manager import OBJECTS_AT_ONCE
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 from lab.s3 import S3Server
@@ -71,7 +72,7 @@ def measure(
         beginnings.archiving.append(took["seconds"])
         beginnings.archiver_cpu.append(took["cpu_seconds"])
         file.write_text(json.dumps(_puts(s3, bucket, prefix, partitions)))
-        bare_arguments = (s3.endpoint_url, bucket, str(AT_ONCE), str(file))
+        bare_arguments = (s3.endpoint_url, bucket, str(AT_ONCE * OBJECTS_AT_ONCE), str(file))
         took = child("benchmarks.bare_puts", *bare_arguments, environment=s3.environment)
         beginnings.bare.append(took["seconds"])
         beginnings.bare_cpu.append(took["cpu_seconds"])
