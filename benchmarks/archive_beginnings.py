@@ -1,8 +1,8 @@
 """Beginnings of archiving: `archive --once` of very many partitions with one small segment each.
 
-In each round the archiver begins an archive in an S3 server, and then the library that it writes
-with puts the same objects bare: of the same sizes, as often, and at any time as many as the archiver
-has at most. What the archiver takes beyond that are its looks at brokers and store, and its work.
+In each round the archiver begins an archive in an S3 server. Then the library that it writes with
+puts the same objects bare: of the same sizes, as often, and as many at a time as the archiver puts
+at most. What the archiver takes beyond that are its looks at brokers and store, and its work.
 """
 
 from __future__ import annotations
