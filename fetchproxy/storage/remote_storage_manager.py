@@ -32,9 +32,10 @@ from fetchproxy.storage.watched_store import WatchedObjectStore
 
 # Of one segment: the index, the epochs and a small log, in one round trip.
 OBJECTS_AT_ONCE = 3
+_Put = Callable[[], Awaitable[None]]
 
 
-async def _call(put: Callable[[], Awaitable[None]]) -> None:
+async def _call(put: _Put) -> None:
     await put()
 
 
@@ -83,16 +84,16 @@ class RemoteStorageManager:
         if segment.packed:
             await self._packed.put(segment, data)
             return
-        puts: list[Callable[[], Awaitable[None]]] = [
+        puts: list[_Put] = [
             partial(self._store.put, self.object_key(segment, file), content)
             for file, content in data.small_objects()
         ]
         key = self.object_key(segment, SegmentFile.LOG)
-        put_log = partial(self._store.put_file, key, data.log, settled=data.log_settled)
-        is_small = segment.segment_size_bytes <= SMALL_OBJECT_BYTES_MAX
-        await for_each([*puts, *([put_log] if is_small else [])], _call, OBJECTS_AT_ONCE)
-        if not is_small:
-            await put_log()
+        put_log: _Put = partial(self._store.put_file, key, data.log, settled=data.log_settled)
+        if segment.segment_size_bytes <= SMALL_OBJECT_BYTES_MAX:
+            return await for_each([*puts, put_log], _call, OBJECTS_AT_ONCE)
+        await for_each(puts, _call, OBJECTS_AT_ONCE)
+        await put_log()
 
     @measured
     async def fetch_log_segment(self, segment: AnySegment, byte_range: ByteRange) -> Content:
