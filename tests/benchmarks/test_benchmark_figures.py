@@ -156,7 +156,7 @@ def test_the_worst_look_up_of_each_round_counts() -> None:
     assert (cold_line.value, cold_line.max, cold_line.met) == (16.0, 40.0, False)
     assert len(others) == 2 * 2 * 4 * len(QUESTIONS)
     name = f"{END}, {look_ups.NEVER}, {cold}: {FETCHPROXY} : {DIRECT}"
-    assert by_name(others)[name].value == 3.0
+    assert by_name(others)[name].value == 7.0
 
 
 def test_right_look_ups_differ_by_what_only_the_archive_has() -> None:
