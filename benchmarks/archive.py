@@ -3,7 +3,8 @@
 In each round, a plain consumer reads the topic and throws the records away, and `fetchproxy archive
 --once` archives the same topic into a local directory and to an S3 server. They run in turn. The
 upload library alone also uploads as many bytes to the S3 server. Topics with other record sizes and
-with compressed records are archived and read once each.
+with compressed records are archived and read once each. Last, the archives of many partitions with
+one small segment each begin: see `archive_beginnings`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shutil import rmtree
 
 from rich.console import Console
 
+from benchmarks import archive_beginnings
 from benchmarks.drain import STOCK, UNPAUSED
 from benchmarks.filling import Shape, fill
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
@@ -190,7 +192,12 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         _measure(bench, MAIN, options.mib, options.rounds, console)
         for shape in OTHERS:
             _measure(bench, shape, options.others, 1, console)
-    return Outcome(rows_of(bench.runs), {"partitions": PARTITIONS}, lacking)
+        rows = rows_of(bench.runs)
+        if s3 is not None:
+            counts = options.beginnings, options.beginnings_rounds
+            beginnings = archive_beginnings.measure(kafka, s3, _BUCKET, folder, *counts, console)
+            rows += archive_beginnings.rows_of(beginnings)
+    return Outcome(rows, {"partitions": PARTITIONS}, lacking)
 
 
 def _measure(bench: Bench, shape: Shape, mib: int, rounds: int, console: Console) -> None:
@@ -218,6 +225,8 @@ PART = Part(
         Size("rounds", 3, 1, "rounds with records of 1 KiB"),
         Size("mib", 2048, 16, "of records of 1 KiB"),  # so a start, 0.5 s, counts for little
         Size("others", 256, 16, "MiB of records of each other kind"),
+        Size("beginnings", 10_000, 200, "partitions of which the archive begins"),
+        Size("beginnings-rounds", 1, 1, "rounds with the beginnings of archives"),
     ),
     measure=measure,
 )

@@ -429,6 +429,7 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
     limits = replace(
         reading,
         fetcher_tasks_max=config.store.connections_max,
+        small_reads_max=config.store.small_reads_max,
         # A range read lasts longer than the store's own time-out, whatever that is.
         chunk_read_max_ms=max(reading.chunk_read_max_ms, 3 * config.store.timeout_ms // 2),
     )

@@ -286,8 +286,9 @@ class StoreConfig(Section):
     HDFS trusts the user in the URL.
     """
     connections_max: int = Field(32, ge=1)
-    """Connections to the store, and range reads in flight (remote.log.reader.threads). On S3, range
-    reads and uploads each have this many additional connections.
+    """Connections to the store, and range reads in flight (remote.log.reader.threads); reads of up
+    to 256 KiB count a quarter. On S3, uploads have this many additional connections, and range
+    reads up to four times as many.
     """
     timeout_ms: Duration = Field(20_000, ge=100)
     """How long the store may send nothing during a response; then the request is sent again. Raise
@@ -321,6 +322,11 @@ class StoreConfig(Section):
     @property
     def write_max_ms(self) -> int:
         return 3 * self.timeout_ms
+
+    # A small read takes a round trip, and next to nothing of the link and of memory.
+    @property
+    def small_reads_max(self) -> int:
+        return 4 * self.connections_max
 
     # Readers wait for metadata, so a read of it ends with an error before `timeout_ms` is over.
     @property

@@ -120,6 +120,11 @@ class RemoteLogMetadataManager(PartitionViews):
         `view` shows them afterwards. A partition that is not among them has an empty view.
         """
 
+    def note_bare(self, tp: TopicIdPartition, as_of: float) -> None:
+        """A listing that began at that loop time (s) has shown no object of the partition: its view
+        is empty, unless it is known. Never blocks.
+        """
+
     @abstractmethod
     def refresh_topic_in_background(self, topic_id: UUID, age_max_s: float) -> None:
         """Begin to read a topic again whose last read is older than that. Never blocks."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from bisect import bisect_left, insort
 from collections.abc import (
     AsyncIterator,
@@ -557,6 +558,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """A partition's own `refresh` does not wait for this, because it has less to list."""
         return await self._topic_views.get(topic_id, not_older_than)
 
+    def note_bare(self, tp: TopicIdPartition, as_of: float) -> None:
+        if self._views.cached(tp) is None:
+            self._views.offer(tp, as_of, PartitionTable(tp).view(as_of))
+
     def refresh_topic_in_background(self, topic_id: UUID, age_max_s: float) -> None:
         oldest = asyncio.get_running_loop().time() - age_max_s
         self._topic_views.renew(topic_id, oldest, age_max_s)
@@ -580,12 +585,19 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self.refresh(tp, float("-inf"))
         partition = self._partition(tp)
         partition.table.check(metadata)
-        put = None
+        put, content = None, b""
         if metadata.state is not _GONE:
-            put = self._objects.put_segment_metadata(metadata, encode_segment(metadata))
+            content = encode_segment(metadata)
+            put = self._objects.put_segment_metadata(metadata, content)
         await self._put_and_announce(metadata, put)
         now = asyncio.get_running_loop().time()
-        partition.put(self._objects.segment_metadata_key(metadata), metadata, now)
+        key = self._objects.segment_metadata_key(metadata)
+        partition.put(key, metadata, now)
+        if put is not None:
+            # S3's ETag of such an object: if a listing has it, nobody has written another one
+            # since, and it need not be read back. Other stores' versions differ from it.
+            version = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            partition.objects[key] = version, metadata
         cached = self._views.cached(tp)
         if cached is not None:
             self._views.replace(tp, partition.view(cached.read_at))

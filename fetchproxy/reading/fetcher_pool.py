@@ -118,7 +118,9 @@ class FetcherPool:
         self._backoff = Backoff(
             limits.backoff_initial_ms, limits.backoff_max_ms, limits.backoff_jitter
         )
-        self.budget = ReadBudget(limits.fetcher_tasks_max, config.inflight_bytes_max)
+        self.budget = ReadBudget(
+            limits.fetcher_tasks_max, config.inflight_bytes_max, limits.small_reads_max
+        )
         self._loads: dict[Hashable, tuple[Load, asyncio.Task[None]]] = {}
         self.ahead_bytes = 0  # of loads that read ahead and that no client has asked for yet
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from functools import partial
 
 from fetchproxy.errors import (
     RemoteStorageError,
@@ -31,7 +32,8 @@ _WON = HEDGED_READS.labels("won")
 _LOST = HEDGED_READS.labels("lost")
 _REFUSED = HEDGED_READS.labels("refused")
 _LIMITED = HEDGED_READS.labels("limited")
-_Request = asyncio.Task[Content | RemoteStorageError]
+_Begin = Callable[[], Awaitable[Content]]
+_Outcome = Content | RemoteStorageError
 
 
 def slow_after_s(times_s: Iterable[float], floor_s: float, ceiling_s: float) -> float:
@@ -55,9 +57,7 @@ class HedgedReads:
         self._times_s: deque[float] = deque(maxlen=TIMES_KEPT)
         self._saved = SECOND_REQUESTS_SAVED_MAX  # second requests that may be made
 
-    async def read(
-        self, begin: Callable[[], Awaitable[Content]], size_bytes: int, client: Hashable = None
-    ) -> Content:
+    async def read(self, begin: _Begin, size_bytes: int, client: Hashable = None) -> Content:
         """The content from `begin()`, or from a second one. Raises their RemoteStorageError."""
         if not self._share:
             return await begin()
@@ -65,22 +65,16 @@ class HedgedReads:
         clock = asyncio.get_running_loop().time
         began_at = clock()
         hedge = Slot(size_bytes, False, client)
+        slow_s = slow_after_s(self._times_s, self._floor_s, self._ceiling_s)
         try:
             async with asyncio.TaskGroup() as tasks:
-                requests = [tasks.create_task(_outcome(begin), name="range-read")]
-                slow_s = slow_after_s(self._times_s, self._floor_s, self._ceiling_s)
-                done, _ = await asyncio.wait(requests, timeout=slow_s)
-                if not done and self._may_hedge(hedge):
-                    requests.append(tasks.create_task(_outcome(begin), name="hedged-read"))
-                first_response = await _first_response(requests)
-                for request in requests:
-                    request.cancel()
+                second = _SecondRequest(tasks, begin, partial(self._may_hedge, hedge))
+                content, is_firsts = await second.race(slow_s)
         finally:
             if hedge.is_in_use:
                 self._budget.release(hedge)
         if hedge.is_in_use:
-            (_LOST if first_response is requests[0] else _WON).inc()
-        content = first_response.result()
+            (_LOST if is_firsts else _WON).inc()
         if isinstance(content, RemoteStorageError):
             raise content
         self._times_s.append(clock() - began_at)
@@ -97,21 +91,61 @@ class HedgedReads:
         return True
 
 
-async def _outcome(begin: Callable[[], Awaitable[Content]]) -> Content | RemoteStorageError:
+class _SecondRequest:
+    """Begins when the first request is slow. The caller's own task makes the first one, because
+    most reads have no second, and a task for each costs as much as the rest of a small read.
+    """
+
+    def __init__(
+        self, tasks: asyncio.TaskGroup, begin: _Begin, may_begin: Callable[[], bool]
+    ) -> None:
+        self._tasks = tasks
+        self._begin = begin
+        self._may_begin = may_begin
+        self._task: asyncio.Task[_Outcome] | None = None
+        self._first_counts: asyncio.Timeout | None = None  # ended by the second's content
+
+    async def race(self, slow_s: float) -> tuple[_Outcome, bool]:
+        """(the first content; if both fail, the first error; whether it is the first request's)."""
+        timer = asyncio.get_running_loop().call_later(slow_s, self._start)
+        first: _Outcome | None = None
+        try:
+            async with asyncio.timeout(None) as first_counts:
+                self._first_counts = first_counts
+                first = await _outcome(self._begin)
+        except TimeoutError:
+            if self._task is None or not first_counts.expired():
+                raise
+        finally:
+            timer.cancel()
+            self._first_counts = None
+        if first is None:
+            assert self._task is not None, "its content has ended the first request"
+            return self._task.result(), False
+        if self._task is None:
+            return first, True
+        if not isinstance(first, RemoteStorageError):
+            self._task.cancel()
+            return first, True
+        failed_before = self._task.done()
+        second = await self._task
+        is_seconds = failed_before or not isinstance(second, RemoteStorageError)
+        return (second, False) if is_seconds else (first, True)
+
+    def _start(self) -> None:
+        if self._may_begin():
+            self._task = self._tasks.create_task(_outcome(self._begin), name="hedged-read")
+            self._task.add_done_callback(self._end_first)
+
+    def _end_first(self, second: asyncio.Task[_Outcome]) -> None:
+        if self._first_counts is None or second.cancelled() or second.exception() is not None:
+            return
+        if not isinstance(second.result(), RemoteStorageError):
+            self._first_counts.reschedule(asyncio.get_running_loop().time())
+
+
+async def _outcome(begin: _Begin) -> _Outcome:
     try:
         return await begin()
     except RemoteStorageError as error:
         return error
-
-
-async def _first_response(requests: Sequence[_Request]) -> _Request:
-    """The first request with content; a failed request only if every request has failed."""
-    failed_requests: list[_Request] = []
-    while waiting := [request for request in requests if request not in failed_requests]:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for request in waiting:
-            if request.done():
-                if not isinstance(request.result(), RemoteStorageError):
-                    return request
-                failed_requests.append(request)
-    return failed_requests[0]

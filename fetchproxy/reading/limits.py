@@ -12,6 +12,9 @@ from fetchproxy.config.schema import MiB
 class ReadingLimits:
     # Range reads in flight. A process uses `store.connections_max` instead.
     fetcher_tasks_max: int = 32
+    # So many, if all of them are small (`read_budget.SMALL_READ_BYTES_MAX`). A process uses
+    # `store.small_reads_max`. None: no more than of others.
+    small_reads_max: int | None = None
     # Unit of a range read and of the cache. `process.memory_bytes_max` assumes the default.
     chunk_bytes: int = CHUNK_BYTES
     # Chunks that are read ahead of a sequential reader, also across segments. A reader gets this

@@ -138,14 +138,18 @@ class SegmentLoads:
         await self._rlmm.refresh(need.tp, need.not_older_than)
 
     async def _load_layout(self, need: NeedLayout) -> None:
+        self._memory.keep(need, await self._read_layout(need))
+
+    async def _read_layout(self, need: NeedLayout) -> SegmentLayout:
+        """From the segment's index. Raises CorruptSegment, RemoteStorageError."""
         index = None
         if self._local_indexes is not None:
             index = await self._local_indexes.read(need.metadata)
         if index is None:
             index = await self._parsed(need, SegmentFile.INDEX, RemoteLogIndex.parse, None)
             index.check_covers(need.metadata.stored_end_offset, need.metadata.segment_size_bytes)
-        self._memory.keep(need, SegmentLayout(index, self._memory.chunk_bytes))
         self._damaged.readable(need.metadata, need.key)
+        return SegmentLayout(index, self._memory.chunk_bytes)
 
     async def _load_aborted(self, need: NeedAborted) -> None:
         index = await self._parsed(need, SegmentFile.TXN, AbortedIndex, TXN_BYTES_MAX)
@@ -181,9 +185,24 @@ class SegmentLoads:
             raise CorruptSegment(
                 f"{len(content)} bytes of {_name(need)} chunk {need.number}, not {size}"
             )
-        chunk = await self._checked(need, content)
+        try:
+            chunk = await self._checked(need, content)
+        except CorruptSegment:
+            if not need.layout.is_presumed:
+                raise
+            chunk = await self._checked_by_index(need, content)
         if self._disk_cache is not None:
             self._disk_cache.offer(_cached(need), chunk.view)
+        return chunk
+
+    async def _checked_by_index(self, need: NeedChunk, content: Content) -> Chunk:
+        """The chunk differs from what the metadata let presume. Raises as `_checked`, or the errors
+        of reading the index.
+        """
+        layout_need = NeedLayout(need.metadata)
+        layout = await self._read_layout(layout_need)
+        chunk = await self._checked(need._replace(layout=layout), content)
+        self._memory.keep(layout_need, layout)
         return chunk
 
     async def _load_cached(self, need: NeedChunk, disk_cache: DiskCache) -> Chunk | None:
@@ -192,8 +211,9 @@ class SegmentLoads:
             return None
         try:
             return await self._checked(need, content, crc_known=True)
-        except CorruptSegment as error:  # the file contradicts the index
-            log.warning("disk_cache_file_refused", read=_name(need), error=str(error))
+        except CorruptSegment as error:
+            if not need.layout.is_presumed:  # the file contradicts the index
+                log.warning("disk_cache_file_refused", read=_name(need), error=str(error))
             disk_cache.drop(_cached(need))
             return None
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.record_batch import BatchTimes
 
 from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.errors import CorruptSegment, FetchProxyError, OffsetLost, OffsetNotArchived
@@ -194,9 +195,9 @@ class ArchiveMemory:
     def __init__(self, config: RemoteFetchConfig, limits: ReadingLimits) -> None:
         self.chunk_bytes = limits.chunk_bytes
         self.chunks = ChunkCache(config.chunk_cache_bytes_max)
-        # One limit for both kinds, because both come from small objects beside the segment.
+        # One limit for all kinds, because each is small beside its segment.
         self._index_bytes_max = config.index_cache_bytes_max
-        self._indexes: LRUCache[Hashable, SegmentLayout | AbortedIndex] = LRUCache(
+        self._indexes: LRUCache[Hashable, SegmentLayout | AbortedIndex | BatchTimes] = LRUCache(
             config.index_cache_bytes_max,
             # The largest has room beside it: a read needs both kinds at once, and would otherwise
             # read them again for ever. A layout is small.
@@ -205,18 +206,31 @@ class ArchiveMemory:
         self.damaged: LRUCache[Hashable, tuple[CorruptSegment, float]] = LRUCache(DAMAGED_MAX)
         self.damaged_for_s = limits.corrupt_retry_ms / 1000
 
-    # `segment` is the int of the segment's UUID, see ChunkKey.
-
-    def layout(self, segment: int) -> SegmentLayout | None:
+    def layout(self, metadata: RemoteLogSegmentMetadata) -> SegmentLayout | None:
+        """None: the index has to be read. A segment of one chunk needs none (docs/adr/0095)."""
         try:
-            known_layout = self._indexes[segment]
+            known_layout = self._indexes[metadata.segment_id.id.int]
         except KeyError:
-            return None
+            if not 0 < metadata.segment_size_bytes <= self.chunk_bytes:
+                return None
+            presumed_layout = SegmentLayout.presumed(metadata)
+            self.keep(NeedLayout(metadata), presumed_layout)
+            return presumed_layout
         return known_layout if isinstance(known_layout, SegmentLayout) else None
 
     def aborted(self, segment: int) -> AbortedIndex | None:
+        """`segment`: the int of the segment's UUID, see ChunkKey."""
         index = self._indexes.get(("txn", segment))
         return index if isinstance(index, AbortedIndex) else None
+
+    def times(self, segment: int, base_offset: int) -> BatchTimes | None:
+        """Of the batch at that offset, if many searches have asked for it."""
+        times = self._indexes.get(("times", segment, base_offset))
+        return times if isinstance(times, BatchTimes) else None
+
+    def keep_times(self, segment: int, base_offset: int, times: BatchTimes) -> None:
+        self._indexes["times", segment, base_offset] = times
+        INDEX_CACHE_BYTES.set(self._indexes.currsize)
 
     def keep(self, need: NeedLayout | NeedAborted, value: SegmentLayout | AbortedIndex) -> None:
         self._indexes[need.key] = value
@@ -358,7 +372,7 @@ class SegmentReader:
         """Where in the segment the first batch at or above `offset` is, or the damage that rules
         out reading it; None: nowhere.
         """
-        layout = self._memory.layout(metadata.segment_id.id.int)
+        layout = self._memory.layout(metadata)
         if layout is None:
             need = NeedLayout(metadata)
             return self._memory.damage(need, now) or need
@@ -433,7 +447,7 @@ class SegmentReader:
         needs: list[NeedChunk | NeedLayout | NeedAborted] = []
         if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(metadata):
             needs.append(NeedAborted(metadata))
-        layout = self._memory.layout(metadata.segment_id.id.int)
+        layout = self._memory.layout(metadata)
         if layout is None:
             needs.append(NeedLayout(metadata))
             return needs, metadata.segment_size_bytes // self._memory.chunk_bytes + 1
@@ -459,7 +473,7 @@ class SegmentReader:
         metadata = view.segment_at_or_after(border)
         if metadata is None or metadata.start_offset > border:
             return None
-        layout = self._memory.layout(metadata.segment_id.id.int)
+        layout = self._memory.layout(metadata)
         if layout is None:
             return None
         number = layout.chunk_at_or_after(border)

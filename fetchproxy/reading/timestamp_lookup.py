@@ -13,6 +13,7 @@ from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import (
     BatchHeader,
     BatchSearch,
+    BatchTimesSearch,
     walk,
 )
 
@@ -44,6 +45,9 @@ HEADERS_AT_ONCE = 200
 # Records that were found are remembered, some 400 bytes each. All members of a group that starts at
 # a timestamp ask for it, and the content of a segment does not change.
 FOUND_MAX = 10_000
+# The second long search of a batch looks at all its records and keeps their times: who asks for
+# one timestamp after another, as a graph does, then gets each from a table.
+SEARCHED_BATCHES_MAX = 10_000
 # Segment (the int of its UUID), timestamp, first and last valid offset.
 _Target = tuple[int, int, int, int]
 
@@ -58,6 +62,10 @@ class TimestampLookup:
     _steps: LoopSteps
     _unasked_max_s: float
     _found: LRUCache[_Target, FoundRecord] = field(default_factory=lambda: LRUCache(FOUND_MAX))
+    # By segment and base offset.
+    _searched: LRUCache[tuple[int, int], None] = field(
+        default_factory=lambda: LRUCache(SEARCHED_BATCHES_MAX)
+    )
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(SEARCHES_AT_ONCE, "search by time")
     )
@@ -114,7 +122,7 @@ class TimestampLookup:
         target = segment, timestamp_ms, from_offset, metadata.end_offset
         if (cached := self._found.get(target)) is not None:
             return cached
-        layout = self._memory.layout(segment)
+        layout = self._memory.layout(metadata)
         if layout is None:
             return None
         first = layout.chunk_at_or_after(from_offset)
@@ -186,7 +194,9 @@ class TimestampLookup:
             record: FoundRecord | None
             if (record := self._found.get(target)) is not None:  # by another client meanwhile
                 return record
-            is_searched, record = _search_short(chunk, header, need, target)
+            is_searched, record = self._search_times(header, target)
+            if not is_searched:
+                is_searched, record = _search_short(chunk, header, need, target)
             if not is_searched:
                 work = _search(chunk, header, target).work
                 # What waits keeps its chunk only if the cache has dropped it once.
@@ -221,18 +231,45 @@ class TimestampLookup:
         """Other work goes in between. If cancelled, it ends at its next step."""
         if (cached := self._found.get(target)) is not None:
             return cached
+        is_searched, record = self._search_times(header, target)
+        if is_searched:  # another client has made the table meanwhile
+            return record
         TIMESTAMP_SEARCHES.inc()
+        batch = target[0], header.base_offset
+        if batch in self._searched and self._memory.times(*batch) is None:
+            times_search = BatchTimesSearch(chunk.view, header)
+            await self._run(times_search, need)
+            if times_search.found is None:
+                self._memory.keep_times(*batch, times_search.times)
+                is_searched, record = self._search_times(header, target)
+                if is_searched:
+                    return record
+        self._searched[batch] = None
+        search = _search(chunk, header, target)
+        await self._run(search, need)
+        return _found(search, header)
+
+    async def _run(self, search: BatchSearch, need: NeedChunk) -> None:
         loop = asyncio.get_running_loop()
         with _corrupt(need.metadata):
-            search = _search(chunk, header, target)
             while search.room is not None:
                 unpacked = await loop.run_in_executor(self._threads, search.unpack)
                 await in_steps(search.steps(unpacked), self._steps.go_on)
                 del unpacked
-        return _found(search, header)
+
+    def _search_times(
+        self, header: BatchHeader, target: _Target
+    ) -> tuple[bool, FoundRecord | None]:
+        """(True, what was found); (False, None): the batch's table is not there, or too little."""
+        segment, timestamp_ms, from_offset, _ = target
+        times = self._memory.times(segment, header.base_offset)
+        if times is None:
+            return False, None
+        is_searched, record = times.first(timestamp_ms, from_offset)
+        return is_searched, None if record is None else (*record, header.partition_leader_epoch)
 
     async def _layout(self, metadata: RemoteLogSegmentMetadata, client: Hashable) -> SegmentLayout:
-        while (layout := self._memory.layout(metadata.segment_id.id.int)) is None:
+        while (layout := self._memory.layout(metadata)) is None:
             await self._load(NeedLayout(metadata), client)
         return layout
 

@@ -101,15 +101,21 @@ class WatchedFile:
         self._look: asyncio.Future[tuple[Stamp, Any]] | None = None
         self._look_at = 0.0  # loop s
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next call of `changed` looks."""
+        return self._path is not None and asyncio.get_running_loop().time() >= self._look_at
+
     async def changed(self) -> bool:
         """Looks at most once in FILE_LOOK_INTERVAL_S. A file that is gone has not changed yet."""
         return await self.when_changed(lambda: True) or False
 
     async def when_changed(self, read: Callable[[], T]) -> T | None:
         """The result of `read`, which the thread that finds a change calls. None: no change."""
-        loop = asyncio.get_running_loop()
-        if self._path is None or loop.time() < self._look_at:
+        if not self.is_due:
             return None
+        loop = asyncio.get_running_loop()
+        assert self._path is not None
         self._look_at = loop.time() + FILE_LOOK_INTERVAL_S
         look = self._look
         if look is None:

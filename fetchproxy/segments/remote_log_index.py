@@ -33,7 +33,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.model import ByteRange
+from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
 
 _MAGIC = 0
 DATA_BYTES_MAX = 2**31 - 1  # dataLength is an int32
@@ -377,9 +377,11 @@ class SegmentLayout:
 
     A chunk is always whole batches, so it can be checked by itself and cut without its neighbours.
     Chunks are numbered from 0. The fields are arrays, because layouts are long-lived and many.
+
+    `is_presumed`: made without the index. The log may begin at another offset than it says.
     """
 
-    __slots__ = ("ends", "first_offsets", "last_offsets", "max_timestamps_ms")
+    __slots__ = ("ends", "first_offsets", "is_presumed", "last_offsets", "max_timestamps_ms")
 
     def __init__(self, index: RemoteLogIndex, chunk_bytes: int) -> None:
         """A chunk is closed before the span that would make it larger than `chunk_bytes`.
@@ -390,6 +392,7 @@ class SegmentLayout:
         self.first_offsets = array("q")
         self.last_offsets = array("q")
         self.max_timestamps_ms = array("q")
+        self.is_presumed = False
         i = 0
         while i < len(index):
             j = index.spans_up_to(i, chunk_bytes)
@@ -399,6 +402,21 @@ class SegmentLayout:
             self.last_offsets.append(chunk.last_offset)
             self.max_timestamps_ms.append(chunk.max_timestamp_ms)
             i = j
+
+    @classmethod
+    def presumed(cls, metadata: RemoteLogSegmentMetadata) -> SegmentLayout:
+        """The layout of a segment of one chunk, by its metadata alone (docs/adr/0095).
+
+        The index has nothing else about such a segment, unless the log has a hole where the
+        segment begins, or the segment begins inside a batch.
+        """
+        layout = cls.__new__(cls)  # a look-up makes thousands
+        layout.ends = array("q", (metadata.segment_size_bytes,))
+        layout.first_offsets = array("q", (metadata.start_offset,))
+        layout.last_offsets = array("q", (metadata.stored_end_offset,))
+        layout.max_timestamps_ms = array("q", (metadata.max_timestamp_ms,))
+        layout.is_presumed = True
+        return layout
 
     def __len__(self) -> int:
         return len(self.ends)

@@ -6,10 +6,12 @@ the `RemoteStorage`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from fetchproxy.errors import DamagedObject
 from fetchproxy.model import AnySegment, ByteRange, RemoteLogSegmentMetadata
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.segments.object_keys import SegmentFile, SegmentKey
 from fetchproxy.storage.archive_identity import OwnIdentity
@@ -20,8 +22,21 @@ from fetchproxy.storage.packed_logs import (
     check_not_empty,
 )
 from fetchproxy.storage.store_health import measured
-from fetchproxy.storage.stores.object_store import Content, StoredObject, segment_file_bytes_max
+from fetchproxy.storage.stores.object_store import (
+    SMALL_OBJECT_BYTES_MAX,
+    Content,
+    StoredObject,
+    segment_file_bytes_max,
+)
 from fetchproxy.storage.watched_store import WatchedObjectStore
+
+# Of one segment: the index, the epochs and a small log, in one round trip.
+OBJECTS_AT_ONCE = 3
+_Put = Callable[[], Awaitable[None]]
+
+
+async def _call(put: _Put) -> None:
+    await put()
 
 
 class RemoteStorageManager:
@@ -58,8 +73,8 @@ class RemoteStorageManager:
     async def copy_log_segment_data(
         self, segment: RemoteLogSegmentMetadata, data: LogSegmentData
     ) -> None:
-        """Store all but the metadata; the log last, as it is the largest. Raises ValueError if data
-        and metadata disagree.
+        """Store all but the metadata; the log last, as it is the largest; a small one with the
+        others. Raises ValueError if data and metadata disagree.
         """
         if segment.has_aborted_txns != (data.txn is not None):
             raise ValueError("has_aborted_txns and the transaction index disagree")
@@ -69,10 +84,16 @@ class RemoteStorageManager:
         if segment.packed:
             await self._packed.put(segment, data)
             return
-        for file, content in data.small_objects():
-            await self._store.put(self.object_key(segment, file), content)
+        puts: list[_Put] = [
+            partial(self._store.put, self.object_key(segment, file), content)
+            for file, content in data.small_objects()
+        ]
         key = self.object_key(segment, SegmentFile.LOG)
-        await self._store.put_file(key, data.log, settled=data.log_settled)
+        put_log: _Put = partial(self._store.put_file, key, data.log, settled=data.log_settled)
+        if segment.segment_size_bytes <= SMALL_OBJECT_BYTES_MAX:
+            return await for_each([*puts, put_log], _call, OBJECTS_AT_ONCE)
+        await for_each(puts, _call, OBJECTS_AT_ONCE)
+        await put_log()
 
     @measured
     async def fetch_log_segment(self, segment: AnySegment, byte_range: ByteRange) -> Content:

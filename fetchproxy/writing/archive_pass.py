@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from uuid import UUID
@@ -25,9 +26,10 @@ from fetchproxy.errors import (
     LogTruncated,
     RemoteStorageError,
 )
+from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.health import Kind, Offsets
-from fetchproxy.runtime.cooperative import for_each
+from fetchproxy.runtime.cooperative import cooperative, for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.writing.discovery import partitions_of
 from fetchproxy.writing.partition_archiver import PartitionArchiver, may_pass
@@ -84,9 +86,10 @@ class NotAllArchived(FetchProxyError):
 class ArchivePass(ArchiverParts):
     """Archives all that is there now, and ends. For cron, jobs and tests. It uses the same
     PartitionArchiver as a running archiver, so it resumes where any archiver stopped, even beside
-    another archiver. `topic_configs`: None for the brokers' response at `run`. `tries_max`: how
-    often a partition is tried. `log_starts`: log start offsets from which on a loss counts, if
-    nothing is archived yet. A log start that is not given is read at the partition's turn.
+    another archiver. What it begins to archive, a later pass expires. `topic_configs`: None for the
+    brokers' response at `run`. `tries_max`: how often a partition is tried. `log_starts`: log start
+    offsets from which on a loss counts, if nothing is archived yet. A log start that is not given
+    is read at the partition's turn.
     """
 
     topic_configs: Mapping[UUID, Mapping[str, str] | None] | None = None
@@ -98,6 +101,7 @@ class ArchivePass(ArchiverParts):
         self.limits = replace(self.limits, retention_clock_settle_ms=0)
         super().__post_init__()
         self._at_work: dict[TopicIdPartition, PartitionArchiver] = {}
+        self._bare: set[TopicIdPartition] = set()  # in the look at the start of `archive`
         self._rng = random.Random()
 
     def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
@@ -132,14 +136,34 @@ class ArchivePass(ArchiverParts):
         )
         async with self.opened_spool() as spool, asyncio.TaskGroup() as workers:
             telling = workers.create_task(published.run(), name="archive positions")
+            tps = list(tps)
+            self._bare = await self._without_objects(tps)
             try:
-                not_archived = await self._all(list(tps), spool)
+                not_archived = await self._all(tps, spool)
             finally:
                 telling.cancel()
             await self._publish()
         return sorted(
             not_archived, key=lambda partition: (partition.tp, partition.offsets or (-1, -1))
         )
+
+    async def _without_objects(self, tps: list[TopicIdPartition]) -> set[TopicIdPartition]:
+        """The partitions, of topics with many, that have no object in the store, by two requests
+        for a thousand of them. None are, if the store does not say; then each is looked at alone.
+        """
+        by_topic: dict[UUID, set[TopicIdPartition]] = {}
+        async for tp in cooperative(tps):
+            by_topic.setdefault(tp.topic_id, set()).add(tp)
+        bare: set[TopicIdPartition] = set()
+        for topic_id, of_topic in by_topic.items():
+            if len(of_topic) > PARTITIONS_ALONE_MAX:
+                began_at = asyncio.get_running_loop().time()
+                with suppress(RemoteStorageError):
+                    bare_of_topic = of_topic.difference(await self._objects.list_topic(topic_id))
+                    async for tp in cooperative(bare_of_topic):
+                        self.rlmm.note_bare(tp, began_at)
+                    bare |= bare_of_topic
+        return bare
 
     async def _all(self, tps: list[TopicIdPartition], spool: Spool) -> list[NotArchived]:
         not_archived: list[NotArchived] = []
@@ -224,7 +248,11 @@ class ArchivePass(ArchiverParts):
         """
         log_offsets = await self.cluster.log_offsets(tp)
         log_start = self.log_starts.get(tp, log_offsets.log_start_offset)
-        archiver = self.archiver(tp, spool, on_lost=lost.append, log_start_offset=log_start)
+        is_bare = tp in self._bare
+        self._bare.discard(tp)
+        archiver = self.archiver(
+            tp, spool, on_lost=lost.append, log_start_offset=log_start, is_bare=is_bare
+        )
         self._at_work[tp] = archiver
         try:
             while await archiver.process(close_short=True):
@@ -237,7 +265,8 @@ class ArchivePass(ArchiverParts):
             await archiver.release()
         self.published_conditions.release(Kind.PARTITION_STOPPED, tp)
         self.published_conditions.release(Kind.LOG_DAMAGED, tp)
-        while await self.expirer.expire(tp):
+        # Where nothing was before, the next pass is the first that may find something to delete.
+        while not is_bare and await self.expirer.expire(tp):
             continue
         await self.local_retention.trim(tp)
         log.info(

@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 _State = RemoteLogSegmentState
 
+# Entries of an index that are encoded on the event loop, some 5 µs each.
+ENCODED_AT_ONCE = 100
 # The store has used up its tries by then (`stores.retries`). Within copy_max_ms.
 FINISH_BACKOFF = Backoff(initial_ms=1_000, max_ms=30_000, jitter=0.2)
 
@@ -151,7 +153,11 @@ class SegmentCopier:
     ) -> None:
         await self._record(metadata)
         # Encoding the index of a 1 GiB segment would hold the loop for a noticeable time.
-        data = await asyncio.to_thread(self._data, segment, metadata, lineage)
+        data = (
+            self._data(segment, metadata, lineage)
+            if len(segment.index) <= ENCODED_AT_ONCE
+            else await asyncio.to_thread(self._data, segment, metadata, lineage)
+        )
         await self.rsm.copy_log_segment_data(metadata, data)
         # A file that is the same before and after the upload did not change in between.
         await segment.check_log()

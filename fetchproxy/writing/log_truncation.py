@@ -168,6 +168,7 @@ class Resumed:
     lineage: tuple[EpochStart, ...]
     # Where the next segment begins: the archive's end, or above it where the log has a gap.
     position: int | None  # None: not known yet
+    is_bare: bool = False  # the look was one at all partitions, see `PartitionArchiver`
     leader_epoch: int | None = None  # of the leader that has this log; None: not compared yet
 
     @property

@@ -56,7 +56,8 @@ class PartitionArchiver:
     """Archives one partition in turns. `may_go_on` is called before each copy. A copy that has
     begun may finish. `on_lost` is called with offsets that were lost before they could be copied,
     once for each, from `log_start_offset` on if nothing is archived. None: from the log start at
-    the first turn on.
+    the first turn on. `is_bare`: a look at many partitions has shown no object of this one. Then
+    its first copy needs no look of its own but the last one, which decides (`_confirm`).
     """
 
     tp: TopicIdPartition
@@ -69,6 +70,7 @@ class PartitionArchiver:
     may_go_on: Callable[[], bool] = lambda: True
     on_lost: Callable[[Offsets], None] = lambda offsets: None
     log_start_offset: int | None = None
+    is_bare: bool = False
 
     def __post_init__(self) -> None:
         self._resumed: Resumed | None = None
@@ -186,7 +188,8 @@ class PartitionArchiver:
     async def _resume(self) -> Resumed:
         if self._resumed is None:
             await self.release()
-            self._resumed = await self._read_archive_state()
+            is_bare, self.is_bare = self.is_bare, False
+            self._resumed = _nothing_yet() if is_bare else await self._read_archive_state()
         return self._resumed
 
     async def _fresh_view(self) -> PartitionView:
@@ -295,10 +298,11 @@ class PartitionArchiver:
         """Copy the closed segment, unless the archive's end has changed since it was
         accumulated.
         """
-        view = await self._fresh_view()
-        if view.log_end_offset != resumed.archive_end:
-            await self._follow_other_copy(resumed, view)
-            return
+        if not resumed.is_bare:
+            view = await self._fresh_view()
+            if view.log_end_offset != resumed.archive_end:
+                await self._follow_other_copy(resumed, view)
+                return
         try:
             finished = await self.copier.copy(
                 segment, resumed.lineage, lambda: self._confirm(resumed, segment)
@@ -322,6 +326,7 @@ class PartitionArchiver:
         if resumed.archive_start is None:
             resumed.archive_start = finished.start_offset
         resumed.archive_end = resumed.position = finished.end_offset + 1
+        resumed.is_bare = False
         resumed.lineage = extend_lineage(resumed.lineage, segment.leader_epochs)
         log.debug(
             "segment_copied",
@@ -350,6 +355,10 @@ class PartitionArchiver:
         if view.log_end_offset != resumed.archive_end:
             raise CopyOvertaken(f"{self.tp} is already archived up to {view.log_end_offset}")
         await self.records.begin(view, segment.start_offset)
+
+
+def _nothing_yet() -> Resumed:
+    return Resumed(None, None, 0, 0, (), position=None, is_bare=True)
 
 
 def _contradicts_itself(segment: AccumulatedSegment, leader_epoch: int | None) -> bool:

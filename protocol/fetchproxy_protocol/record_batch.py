@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator
 from enum import IntEnum
 from functools import partial
@@ -57,6 +59,8 @@ RECORDS_A_STEP = 1_000
 _RECORD_WORK_BYTES = 100
 _FIRST_ROOM_BYTES = 64 * 1024
 _ROOM_GROWTH = 8
+_TIMESTAMP_MIN = -(2**63)
+_NO_DELTA = 2**70  # above each delta
 
 
 class CompressionType(IntEnum):
@@ -504,10 +508,10 @@ class BatchSearch:
                 delta = (delta >> 1) ^ -(delta & 1)
                 if position >= end:
                     raise MalformedMessage(f"record at byte {pos} of its batch has no offset")
-                if (delta >= delta_min or delta < overflows_below) and self._fits(
-                    records, delta, position, end
-                ):
-                    return True
+                if delta >= delta_min or delta < overflows_below:
+                    if self._fits(records, delta, position, end):
+                        return True
+                    delta_min = self._delta_min
                 pos, self._offset_at, records_left = end, position, records_left - 1
         except IndexError:
             raise Truncated(f"record at byte {pos} of its batch has no end") from None
@@ -516,18 +520,71 @@ class BatchSearch:
         return False
 
     def _fits(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
-        offset_delta, after = varlong(records, position)
-        if after > end:
-            raise MalformedMessage(f"record that ends at byte {end} of its batch is too short")
-        header = self._header
-        offset = header.base_offset + offset_delta
-        timestamp = wrapped_int64(header.base_timestamp + timestamp_delta)
-        if header.is_log_append_time:
-            timestamp = header.max_timestamp
+        offset, timestamp = self._record(records, timestamp_delta, position, end)
         if timestamp < self._timestamp_ms or offset < self._from_offset:
             return False
         self.found = offset, timestamp
         return True
+
+    def _record(
+        self, records: Buffer, timestamp_delta: int, position: int, end: int
+    ) -> tuple[int, int]:
+        """Offset and timestamp (ms)."""
+        offset_delta, after = varlong(records, position)
+        if after > end:
+            raise MalformedMessage(f"record that ends at byte {end} of its batch is too short")
+        header = self._header
+        timestamp = wrapped_int64(header.base_timestamp + timestamp_delta)
+        if header.is_log_append_time:
+            timestamp = header.max_timestamp
+        return header.base_offset + offset_delta, timestamp
+
+
+class BatchTimes:
+    """The records of a batch with a later timestamp than each record before them: all that a
+    search may find there. `timestamps` (ms) rise, and so do the `offsets` beside them.
+    """
+
+    __slots__ = ("offsets", "timestamps")
+
+    def __init__(self) -> None:
+        self.timestamps = array("q")
+        self.offsets = array("q")
+
+    @property
+    def memory_bytes(self) -> int:
+        return 16 * len(self.offsets) + 300
+
+    def first(self, timestamp_ms: int, from_offset: int) -> tuple[bool, tuple[int, int] | None]:
+        """(True, what a `BatchSearch` finds), or (False, None): that is not among these records."""
+        number = bisect_left(self.timestamps, timestamp_ms)
+        if number == len(self.timestamps):
+            return True, None
+        if self.offsets[number] < from_offset:
+            return False, None
+        return True, (self.offsets[number], self.timestamps[number])
+
+
+class BatchTimesSearch(BatchSearch):
+    """Looks at all records of a batch, in the steps of `BatchSearch`. `times`: the result; if there
+    is `found`, the batch is too large, and there is none.
+    """
+
+    def __init__(self, buf: Buffer, header: BatchHeader) -> None:
+        super().__init__(buf, header, _TIMESTAMP_MIN)
+        self.times = BatchTimes()
+
+    def _fits(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
+        offset, timestamp = self._record(records, timestamp_delta, position, end)
+        timestamps = self.times.timestamps
+        if not timestamps or timestamp > timestamps[-1]:
+            timestamps.append(timestamp)
+            self.times.offsets.append(offset)
+        # Only a later record counts now; under LogAppendTime none is.
+        header = self._header
+        later = timestamps[-1] + 1 - header.base_timestamp
+        self._delta_min = _NO_DELTA if header.is_log_append_time else later
+        return False
 
 
 def first_record_at_or_after(

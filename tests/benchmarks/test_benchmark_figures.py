@@ -140,7 +140,7 @@ def test_rates_of_connections_are_compared_within_a_round() -> None:
 
 def test_the_worst_look_up_of_each_round_counts() -> None:
     warm, cold = look_ups.WARM, look_ups.COLD
-    factors = ((warm, 1.0), (cold, 3.0), (look_ups.WARM_WIDE, 0.5), (look_ups.COLD_WIDE, 3.5))
+    factors = ((warm, 1.0), (cold, 7.0), (look_ups.WARM_WIDE, 0.5), (look_ups.COLD_WIDE, 8.0))
     measured = look_ups.Measured(10)
     for kind, factor in ((look_ups.ARCHIVED, 2.0), (look_ups.NEVER, 1.0)):
         for how, more in factors:
@@ -153,10 +153,10 @@ def test_the_worst_look_up_of_each_round_counts() -> None:
                 measured.add(kind, how, FETCHPROXY, proxy_seconds)
     line, cold_line, *others = look_ups.rows_of(measured)
     assert (line.value, line.max, line.met) == (2.0, 5.0, False)  # as the cold ones are too slow
-    assert (cold_line.value, cold_line.max, cold_line.met) == (7.0, 17.5, False)
+    assert (cold_line.value, cold_line.max, cold_line.met) == (16.0, 40.0, False)
     assert len(others) == 2 * 2 * 4 * len(QUESTIONS)
     name = f"{END}, {look_ups.NEVER}, {cold}: {FETCHPROXY} : {DIRECT}"
-    assert by_name(others)[name].value == 3.0
+    assert by_name(others)[name].value == 7.0
 
 
 def test_right_look_ups_differ_by_what_only_the_archive_has() -> None:

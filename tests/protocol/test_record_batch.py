@@ -25,6 +25,7 @@ from fetchproxy_protocol.record_batch import (
     TIMESTAMP_TYPE_MASK,
     BatchHeader,
     BatchSearch,
+    BatchTimesSearch,
     check_crc,
     control_type,
     cut,
@@ -265,6 +266,44 @@ def test_search_by_timestamp(codec: int) -> None:
                 assert first_record == naive_search(stamps, base, timestamp, start)
 
     check()
+
+
+def times_of(batch: bytes, header: BatchHeader) -> BatchTimesSearch:
+    search = BatchTimesSearch(batch, header)
+    while search.room is not None:
+        for _ in search.steps(search.unpack()):
+            pass
+    return search
+
+
+@pytest.mark.parametrize("append_time", [False, True])
+@given(
+    st.lists(st.integers(0, 2**42) | st.integers(0, 9), min_size=1, max_size=30),
+    st.integers(0, 30),
+    st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 10),
+)
+def test_the_table_of_a_batch_has_what_a_search_finds(
+    append_time: bool, stamps: list[int], start: int, other: int
+) -> None:
+    batch = bytearray(make_batch(0, stamps))
+    if append_time:
+        batch[22] |= TIMESTAMP_TYPE_MASK
+    sealed = reseal(batch)
+    (header,) = walk(sealed)
+    search = times_of(sealed, header)
+    assert search.found is None
+    assert list(search.times.timestamps) == sorted(set(search.times.timestamps))
+    for timestamp in (*stamps, other, header.max_timestamp):
+        first_record = first_record_at_or_after(sealed, header, timestamp, start)
+        is_there, by_table = search.times.first(timestamp, start)
+        assert not is_there or by_table == first_record
+        assert is_there or start > 0
+
+
+def test_a_batch_that_is_too_large_has_no_table() -> None:
+    batch = make_batch(0, [1000], value=bytes(SEARCHED_BYTES_MAX), codec=1)
+    (header,) = walk(batch)
+    assert times_of(batch, header).found is not None
 
 
 def test_search_under_log_append_time() -> None:

@@ -82,7 +82,8 @@ def test_a_segment_that_retention_deletes_is_out_of_range() -> None:
 def test_a_lost_object_is_damage_and_not_out_of_range(file: SegmentFile) -> None:
     async def main() -> None:
         async with read_side() as side:
-            metadata = await side.segment(batches(side.rng, 0, 4), aborted=[(1, 0, 30)])
+            # More than one chunk, so the index is needed.
+            metadata = await side.segment(batches(side.rng, 0, 5), aborted=[(1, 0, 30)])
             assert metadata.has_aborted_txns
             await side.store.inner.delete(side.storage.rsm.object_key(metadata, file))
             request = side.request(0, isolation=IsolationLevel.READ_COMMITTED)

@@ -6,7 +6,9 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.reading.read_budget import ReadBudget, Slot
+from fetchproxy.reading.read_budget import SMALL_READ_BYTES_MAX, ReadBudget, Slot
+
+LARGE = SMALL_READ_BYTES_MAX + 1
 
 
 async def turns() -> None:
@@ -114,6 +116,52 @@ def test_cancelled_at_any_moment_nothing_is_lost(seed: int) -> None:
                 task.cancel()
                 if rng.random() < 0.5:
                     rng.choice(tasks).cancel()
+        assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
+
+    run_virtual(main)
+
+
+def test_small_reads_take_a_part_of_a_place() -> None:
+    async def main() -> None:
+        budget = ReadBudget(tasks_max=3, bytes_max=9 * LARGE, small_tasks_max=7)
+        async with asyncio.TaskGroup() as group:
+            small = [Slot(SMALL_READ_BYTES_MAX, is_read_ahead=False) for _ in range(8)]
+            large = [Slot(LARGE, is_read_ahead=False) for _ in range(3)]
+            for slot in (*small, *large):
+                group.create_task(budget.acquire(slot))
+            await turns()
+            assert granted(*small) == 7 * [True] + [False]
+            budget.release(small[0])
+            assert granted(*small, *large) == 8 * [True] + 3 * [False]
+            # 7 reads take 21 of 21 parts, and a large one takes 7.
+            for slot in small[1:3]:
+                budget.release(slot)
+            assert granted(*large) == 3 * [False], "it keeps its turn until there is room"
+            budget.release(small[3])
+            assert granted(*large) == [True, False, False]
+            for slot in small[4:]:
+                budget.release(slot)
+            assert granted(*large) == 3 * [True]
+            for slot in large:
+                budget.release(slot)
+        assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
+
+    run_virtual(main)
+
+
+def test_small_reads_ahead_take_half_of_the_places_too() -> None:
+    async def main() -> None:
+        budget = ReadBudget(tasks_max=4, bytes_max=9 * LARGE, small_tasks_max=16)
+        async with asyncio.TaskGroup() as group:
+            ahead = [Slot(1, is_read_ahead=True) for _ in range(9)]
+            for slot in ahead:
+                group.create_task(budget.acquire(slot))
+            await turns()
+            assert granted(*ahead) == 8 * [True] + [False]
+            budget.promote(ahead[0])
+            assert granted(ahead[8]) == [True]
+            for slot in ahead:
+                budget.release(slot)
         assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
 
     run_virtual(main)

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
+from uuid import UUID
 
+from generated_archive import random_tp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fetchproxy.model import RemoteLogSegmentId, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from fetchproxy.segments.remote_log_index import (
     IndexSpan,
     RemoteLogIndex,
@@ -56,3 +60,24 @@ def test_timestamps_are_the_largest_of_each_chunk() -> None:
     layout = SegmentLayout(index([100] * 6, [50, 10, 20, 90, 30, 70]), 200)
     assert list(layout.max_timestamps_ms) == [50, 90, 70]
     assert [layout.first_chunk_with_timestamp(t) for t in (0, 50, 51, 90, 91)] == [0, 0, 1, 1, None]
+
+
+@given(st.lists(st.integers(61, 500), min_size=1, max_size=20), st.integers(0, 10_000))
+def test_a_segment_of_one_chunk_is_laid_out_as_by_its_index(sizes: list[int], stamp: int) -> None:
+    by_index = SegmentLayout(index(sizes, [stamp] * len(sizes)), sum(sizes))
+    metadata = RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(random_tp(Random(1)), UUID(int=1)),
+        start_offset=0,
+        end_offset=100 * (len(sizes) - 1) + 50,
+        max_timestamp_ms=stamp,
+        event_timestamp_ms=0,
+        segment_leader_epochs=(),
+        segment_size_bytes=sum(sizes),
+        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        has_aborted_txns=False,
+    )
+    for clipped in (metadata, metadata.clipped(metadata.end_offset - 1)):
+        presumed = SegmentLayout.presumed(clipped)
+        assert presumed.is_presumed > by_index.is_presumed
+        for name in ("ends", "first_offsets", "last_offsets", "max_timestamps_ms"):
+            assert getattr(presumed, name) == getattr(by_index, name)

@@ -255,10 +255,23 @@ def _waiting() -> int:
 
 @asynccontextmanager
 async def long_searches() -> AsyncIterator[LongSearches]:
+    """The first record is deleted, and has the latest time: so no table of the batch helps."""
     async with read_side() as side:
-        stamps = [1_000] * (LONG_RECORDS - 1) + [9_000]
+        stamps = [9_000] + [1_000] * (LONG_RECORDS - 2) + [9_000]
         await side.segment([batch(0, stamps, 1, value=b"v")])
+        await side.rlmm.raise_log_start_offset(side.tp, 1)
         yield LongSearches(side)
+
+
+async def test_a_batch_that_is_searched_again_and_again_is_unpacked_twice() -> None:
+    async with read_side() as side:
+        stamps = [1_000 + n // 2 for n in range(LONG_RECORDS)]
+        await side.segment([batch(0, stamps, 1, value=b"v")])
+        searches_before = _searches()
+        for timestamp in range(1_001, 1_000 + LONG_RECORDS // 2, LONG_RECORDS // 40):
+            first_offset = await side.purgatory.first_offset_at_or_after(side.tp, timestamp)
+            assert first_offset == (2 * (timestamp - 1_000), timestamp, 0)
+        assert _searches() - searches_before == 2
 
 
 async def test_a_client_with_one_search_waits_for_one_of_another_with_many() -> None:

@@ -343,7 +343,7 @@ def test_what_status_it_had_instead() -> None:
 
 
 async def test_a_connection_that_is_lost_before_it_is_used_is_an_error_of_the_connection() -> None:
-    connection = _Connection(lambda lost: None)
+    connection = _Connection(lambda lost: None, 30.0)
     with pytest.raises(ConnectionResetError):
         connection.begin(b"GET / HTTP/1.1\r\n\r\n", PartRequest(ByteRange(0, 1)))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -377,16 +376,14 @@ async def patch_times(
     Only if the archive holds all offsets below the broker's record. Returns the other results with
     their timestamps, also those not asked for by time. `archived`: topics by name.
     """
-    view_of, search = archive.starts.view_of, archive.purgatory.first_offset_in_memory
-    oldest = archive.clock() - VIEW_AGE_MAX_S
     left: list[tuple[OffsetResult, int]] = []
+    of_topic: dict[tuple[str, int], _Search] = {}
     async for result, timestamp in cooperative(results, SEARCHED_AT_ONCE):
-        topic = archived.get(result.topic) if timestamp >= 0 else None
-        view = None if topic is None else view_of(topic, result.partition, oldest)
-        record = None
-        if view is not None and 0 <= result.offset <= (view.log_end_offset or -1):
-            with suppress(CorruptSegment):  # the longer way reports it
-                record = search(view, timestamp)
+        search = of_topic.get((result.topic, timestamp))
+        if search is None:
+            topic = archived.get(result.topic) if timestamp >= 0 else None
+            search = of_topic[result.topic, timestamp] = _search_of(archive, topic, timestamp)
+        record = search(result.partition, result.offset)
         if record is None:
             left.append((result, timestamp))
         elif record[0] < result.offset:
@@ -394,3 +391,52 @@ async def patch_times(
             place = result.position, result.error_code
             wire.patch_at(response, version, *place, found_ms, offset, epoch)
     return left
+
+
+async def patch_times_of_topic(
+    archive: ServedArchive,
+    topic: TopicInfo | None,
+    timestamp: int,
+    response: bytearray,
+    version: int,
+    rows: TopicRows,
+) -> list[OffsetResult]:
+    """As `patch_times`, for one topic and one timestamp. `topic`: None if it is not archived."""
+    search = _search_of(archive, topic, timestamp)
+    left: list[OffsetResult] = []
+    at, stride = rows.position, rows.stride
+    for piece in pieces(rows.rows, SEARCHED_AT_ONCE):
+        for partition, error_code, broker_ms, offset, epoch in piece:
+            if offset and not error_code:
+                record = search(partition, offset)
+                if record is None:
+                    fields = (error_code, broker_ms, offset, epoch, at)
+                    left.append(OffsetResult(rows.topic, partition, *fields))
+                elif record[0] < offset:
+                    first, first_ms, first_epoch = record
+                    wire.patch_at(response, version, at, error_code, first_ms, first, first_epoch)
+            at += stride
+        if len(piece) == SEARCHED_AT_ONCE:
+            await a_turn()
+    return left
+
+
+# From a partition and the offset of the broker's record: the archive's (offset, ms, epoch).
+_Search = Callable[[int, int], tuple[int, int, int] | None]
+
+
+def _search_of(archive: ServedArchive, topic: TopicInfo | None, timestamp: int) -> _Search:
+    """Finds None if memory does not have the record, or the archive not all below the broker's."""
+    view_of, in_memory = archive.starts.view_of, archive.purgatory.first_offset_in_memory
+    oldest = archive.clock() - VIEW_AGE_MAX_S
+
+    def search(partition: int, broker_offset: int) -> tuple[int, int, int] | None:
+        view = None if topic is None else view_of(topic, partition, oldest)
+        if view is None or not 0 <= broker_offset <= (view.log_end_offset or -1):
+            return None
+        try:
+            return in_memory(view, timestamp)
+        except CorruptSegment:  # the longer way reports it
+            return None
+
+    return search

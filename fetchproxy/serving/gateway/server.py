@@ -92,7 +92,7 @@ async def open_gateway(
         starts=ArchiveStarts(cluster, rlmm, views),
         positions=positions,
         is_archiving=is_archiving,
-        reads_at_once=config.store.connections_max,
+        reads_at_once=config.store.small_reads_max,
         warnings=listener.warnings,
         clock=listener.clock,
     )

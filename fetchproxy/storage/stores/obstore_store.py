@@ -189,6 +189,16 @@ def part_size(size_bytes: int, part_bytes: int) -> int:
     return max(part_bytes, -(-size_bytes // PARTS_MAX))
 
 
+def _whole_if_small(path: Path, bytes_max: int) -> tuple[int, bytes | None]:
+    """The size of a file, and its content if that is not larger than `bytes_max`. Raises as
+    `file_parts`. Blocks.
+    """
+    size_bytes = file_bytes(path)
+    if size_bytes > bytes_max:
+        return size_bytes, None
+    return size_bytes, b"".join(file_parts(path, _SLICE_BYTES, size_bytes))
+
+
 def shortly_before(prefix: str) -> str:
     """A key that sorts shortly before all keys that begin with `prefix`; "" if there is none."""
     if not prefix or prefix.endswith("/"):
@@ -241,15 +251,14 @@ class ObstoreObjectStore(ObjectStore):
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """Bytes in memory: part_bytes × PARTS_IN_FLIGHT_MAX at most, and a slice."""
         check_key(key)
-        size_bytes = await asyncio.to_thread(file_bytes, path)
-        part_bytes = part_size(size_bytes, self._part_bytes)
-        # The library copies its input, so small slices are freed at once.
-        contents = file_parts(path, min(part_bytes, _SLICE_BYTES), size_bytes)
-        if size_bytes <= part_bytes:
-            content = await asyncio.to_thread(b"".join, contents)
+        size_bytes, content = await asyncio.to_thread(_whole_if_small, path, self._part_bytes)
+        if content is not None:
             how: dict[str, Any] = {"use_multipart": False, "attributes": self._file_attributes}
             await self._put(key, content, uploads=True, **how)
             return
+        part_bytes = part_size(size_bytes, self._part_bytes)
+        # The library copies its input, so small slices are freed at once.
+        contents = file_parts(path, min(part_bytes, _SLICE_BYTES), size_bytes)
         try:
             await self._put(
                 key,

@@ -397,6 +397,8 @@ class S3ObjectStore(ObjectStore):
     async def _opened(self) -> Any:
         if self._closed:
             raise RemoteStorageError("the store is closed")
+        if self._client is not None and not self._trusted.is_due:
+            return self._client
         async with self._opening:
             if self._client is not None and await self._trusted.changed():
                 # New connections trust the new certificates. Requests in flight end on old ones.
@@ -429,7 +431,8 @@ class S3ObjectStore(ObjectStore):
                 else:
                     with translated_s3_error(f"open bucket {self._bucket}"):
                         self._ranges = await open_range_reads(
-                            self._resources, session, client, self._bucket, self._config
+                            *(self._resources, session, client, self._bucket, self._config),
+                            self._credentials,
                         )
                 self._client = client
             return self._client

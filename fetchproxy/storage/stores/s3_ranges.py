@@ -1,4 +1,6 @@
-"""Reads ranges of S3 objects by plain HTTP/1.1 into their final memory. The S3 client signs."""
+"""Reads ranges of S3 objects by plain HTTP/1.1 into their final memory. URLs are signed as the S3
+client signs them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from ssl import SSLContext, SSLError
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -21,8 +24,11 @@ from fetchproxy import __version__
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.heap import uninitialised
+from fetchproxy.runtime.single_flight import SingleFlight
+from fetchproxy.storage.stores.aws_credentials import AwsCredentials
 from fetchproxy.storage.stores.object_store import responded
 from fetchproxy.storage.stores.retries import retry_pause_s
+from fetchproxy.storage.stores.s3_signing import EXAMPLE_KEY, UrlSigner
 
 # An HTTP library returns a body in pieces, which need one more copy to join. An S3 library takes
 # two milliseconds of Python to build and parse each request. For a replay, this was more than half
@@ -102,28 +108,38 @@ def part_of(head: bytes, request: PartRequest) -> tuple[int, bool]:
 
 
 def _request(url: str, byte_range: ByteRange) -> tuple[_Address, bytes]:
-    """(server address, request bytes). As in the signature, Host omits the default port."""
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
+    """(server address, request bytes)."""
+    scheme, _, after = url.partition("://")
+    netloc, _, target = after.partition("/")
+    address, named = _server(scheme, netloc)
+    return address, (
+        f"GET /{target} HTTP/1.1\r\n"
+        f"Host: {named}\r\n"
+        f"User-Agent: fetchproxy/{__version__}\r\n"
+        f"Range: bytes={byte_range.start}-{byte_range.end - 1}\r\n"
+        "Accept-Encoding: identity\r\n\r\n"
+    ).encode("ascii")
+
+
+@lru_cache(maxsize=100)
+def _server(scheme: str, netloc: str) -> tuple[_Address, str]:
+    """(address, the name for `Host`). As in the signature, it omits the default port."""
+    parts = urlsplit(f"{scheme}://{netloc}")
+    secure = scheme == "https"
     default = 443 if secure else 80
-    named = parts.netloc.removesuffix(f":{default}")
-    lines = [
-        f"GET {parts._replace(scheme='', netloc='').geturl()} HTTP/1.1",
-        f"Host: {named}",
-        f"User-Agent: fetchproxy/{__version__}",
-        f"Range: bytes={byte_range.start}-{byte_range.end - 1}",
-        "Accept-Encoding: identity",
-    ]
     address = (parts.hostname or "", parts.port or default, secure)
-    return address, "\r\n".join([*lines, "", ""]).encode("ascii")
+    return address, netloc.removesuffix(f":{default}")
 
 
 class _Connection(asyncio.BufferedProtocol):
     """One exchange at a time. A response's memory is allocated when its head is complete."""
 
-    def __init__(self, on_lost: Callable[[_Connection], None]) -> None:
+    def __init__(self, on_lost: Callable[[_Connection], None], silence_max_s: float) -> None:
         self._on_lost = on_lost
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._silence_max_s = silence_max_s
+        self._timer: asyncio.TimerHandle | None = None  # one for many requests
         self._transport: asyncio.Transport | None = None
         self._head = bytearray(HEAD_BYTES_MAX)
         self._head_bytes = 0
@@ -136,7 +152,8 @@ class _Connection(asyncio.BufferedProtocol):
         self.is_reusable = False  # whether the connection may be reused
 
     def begin(self, request: bytes, part: PartRequest) -> asyncio.Future[bytearray]:
-        """The future raises OtherAnswer, or ConnectionError if the connection is lost.
+        """The future raises OtherAnswer, TimeoutError after a silence, or ConnectionError if the
+        connection is lost.
 
         Raises ConnectionResetError at once if the connection was lost before.
         """
@@ -145,9 +162,22 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             raise ConnectionResetError("the connection was lost before it was used")
         self.heard_at = self._clock()
-        self._response = asyncio.get_running_loop().create_future()
+        self._response = self._loop.create_future()
         self._transport.write(request)
+        if self._timer is None:
+            self._watch_silence()
         return self._response
+
+    def _watch_silence(self) -> None:
+        self._timer = None
+        if self._response is None or self._response.done():
+            return
+        silent_at = self.heard_at + self._silence_max_s
+        if self._clock() < silent_at:
+            self._timer = self._loop.call_at(silent_at, self._watch_silence)
+            return
+        silence = f"the store was silent for {self._silence_max_s} s"
+        self._response.set_exception(TimeoutError(silence))
 
     @property
     def is_lost(self) -> bool:
@@ -188,6 +218,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport, self.is_reusable = None, False
+        if self._timer is not None:
+            self._timer.cancel()
         self._body, self._room = None, memoryview(b"")
         if self._response is not None and not self._response.done():
             message = f"the connection was lost: {exc or 'closed by the store'}"
@@ -253,21 +285,15 @@ class RangeRequests:
     async def _exchange(
         self, connection: _Connection, request: bytes, part: PartRequest
     ) -> bytearray:
-        clock = asyncio.get_running_loop().time
         response = connection.begin(request, part)
         try:
-            while not response.done():
-                left_s = connection.heard_at + self._silence_max_s - clock()
-                if left_s <= 0:
-                    raise TimeoutError(f"the store was silent for {self._silence_max_s} s")
-                await asyncio.wait([response], timeout=left_s)
-            return response.result()
+            return await response
         finally:
-            if connection.is_reusable and response.done():
+            came = response.done() and not response.cancelled() and response.exception() is None
+            if connection.is_reusable and came:
                 self._idle.setdefault(self._open[connection], []).append(connection)
             else:
                 connection.shut()
-                response.exception()  # marks it as retrieved, even if the caller was cancelled
 
     def _idle_one(self, address: _Address) -> _Connection | None:
         idle = self._idle.get(address, [])
@@ -299,7 +325,7 @@ class RangeRequests:
         try:
             async with asyncio.timeout(self._connect_max_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self._forget),
+                    lambda: _Connection(self._forget, self._silence_max_s),
                     host,
                     port,
                     ssl=self._tls if secure else None,
@@ -348,19 +374,32 @@ class RangeRequests:
             connection.shut()
 
 
-# The S3 client signs one URL for many reads of an object. After any other response the request is
-# repeated through the client, which handles redirects, regions and errors. If a server refuses
-# signed URLs (a bucket policy may do so), they are no longer used.
+# The S3 client signs one URL in a minute; the others are signed like it (docs/adr/0095). If the
+# client signs in another way, as for directory buckets, it signs one URL for many reads of an
+# object. After any other response the request is repeated through the client, which handles
+# redirects, regions and errors. If a server refuses signed URLs (a bucket policy may do so), they
+# are no longer used.
 
 
 class S3RangeReads:
-    def __init__(self, client: Any, bucket: str, requests: RangeRequests) -> None:
+    """`credentials`: those that the client signs with; None: the client signs all URLs."""
+
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        requests: RangeRequests,
+        credentials: AwsCredentials | None = None,
+    ) -> None:
         self._client = client
         self._bucket = bucket
         self._requests = requests
-        self._urls: TTLCache[str, str] = TTLCache(
-            _URLS_MAX, URL_AGE_MAX_S, timer=asyncio.get_running_loop().time
-        )
+        self._credentials = credentials
+        self._clock = asyncio.get_running_loop().time
+        self._signer: UrlSigner | None = None
+        self._signs_until = float("-inf")  # loop time (s)
+        self._examples = SingleFlight[None]()
+        self._urls: TTLCache[str, str] = TTLCache(_URLS_MAX, URL_AGE_MAX_S, timer=self._clock)
         self._needless = 0
 
     async def get(self, key: str, part: PartRequest, operation: str) -> bytearray | None:
@@ -383,28 +422,48 @@ class S3RangeReads:
 
     async def signed_url(self, key: str) -> str:
         """Raises the client's errors."""
+        if self._clock() >= self._signs_until:
+            await self._examples.run("example", self._follow_example)
+        if self._signer is not None:
+            return self._signer.signed(key)
         url: str | None = self._urls.get(key)
         if url is None:
-            url = await self._client.generate_presigned_url(
-                "get_object", {"Bucket": self._bucket, "Key": key}, ExpiresIn=_URL_VALID_S
-            )
-            self._urls[key] = url
+            url = self._urls[key] = await self._signed_by_client(key)
+        return url
+
+    async def _follow_example(self) -> None:
+        if self._credentials is not None:
+            credentials = await self._credentials.get_frozen_credentials()
+            example = await self._signed_by_client(EXAMPLE_KEY)
+            self._signer = UrlSigner.like(example, credentials.secret_key)
+        self._signs_until = self._clock() + URL_AGE_MAX_S
+
+    async def _signed_by_client(self, key: str) -> str:
+        url: str = await self._client.generate_presigned_url(
+            "get_object", {"Bucket": self._bucket, "Key": key}, ExpiresIn=_URL_VALID_S
+        )
         return url
 
     def forget_urls(self) -> None:
         """The credentials that signed them have been replaced."""
         self._urls.clear()
+        self._signs_until = float("-inf")
 
     def note_needless_url_check(self, key: str) -> None:
         """Drop the URL and count a refusal: the client's own request got the same part."""
-        self._urls.pop(key, None)
+        self.forget_urls()
         self._needless += 1
         if self._needless == NEEDLESS_MAX:
             log.warning("s3_signed_urls_refused", bucket=self._bucket, key=key)
 
 
 async def open_range_reads(
-    resources: AsyncExitStack, session: Any, client: Any, bucket: str, config: StoreConfig
+    resources: AsyncExitStack,
+    session: Any,
+    client: Any,
+    bucket: str,
+    config: StoreConfig,
+    credentials: AwsCredentials | None = None,
 ) -> S3RangeReads | None:
     """None if the store is behind an HTTP proxy: only the client supports it. Raises OSError."""
     endpoint = client.meta.endpoint_url
@@ -422,9 +481,10 @@ async def open_range_reads(
         bundle = get_cert_path(session.get_config_variable("ca_bundle") or True)
         tls = await asyncio.to_thread(ssl.create_default_context, cafile=bundle)
     requests = RangeRequests(
-        config.connections_max, config.connect_max_ms / 1000, config.read_max_ms / 1000, tls
+        config.small_reads_max, config.connect_max_ms / 1000, config.read_max_ms / 1000, tls
     )
-    return S3RangeReads(client, bucket, await resources.enter_async_context(requests))
+    opened = await resources.enter_async_context(requests)
+    return S3RangeReads(client, bucket, opened, credentials)
 
 
 def _version_4(signature_version: str, **_: Any) -> str | None:

@@ -118,7 +118,9 @@ class BatchAccumulator(SegmentAccumulator):
                 return CutReason.SPOOL
             if full:
                 return CutReason.BYTES
-            if not taken_batches:
+            # One pass is content with what was there; a running archiver asks until nothing came.
+            has_all = until is None and writer.position >= fetched.last_stable_offset
+            if not taken_batches or has_all:
                 return None
 
     async def read(

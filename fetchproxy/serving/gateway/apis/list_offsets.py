@@ -62,6 +62,7 @@ from fetchproxy.serving.gateway.offset_lookup import (
     of_records,
     patch_starts,
     patch_times,
+    patch_times_of_topic,
     rows_in,
     topics_above_0,
 )
@@ -117,6 +118,8 @@ def expect(
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         if of_all == wire.EARLIEST:
             return [await _correct_earliest(archive, payload, version)]
+        if of_all is not None and of_all >= 0:
+            return [await _correct_times(archive, payload, version, of_all, client)]
         timestamps = of_all if by_partition is None else by_partition
         if timestamps is None:
             timestamps = dict(await collected(wire.partitions_in(request, body_at, version)))
@@ -144,6 +147,27 @@ async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int
     if left:
         results = [(result, wire.EARLIEST) for result in left]
         await _patch(lookup, identified, results, corrected, version)
+    lookup.renew(identified.archived.values())
+    return corrected
+
+
+async def _correct_times(
+    archive: ServedArchive, payload: bytes, version: int, timestamp: int, client: Client
+) -> Buffer:
+    """As `_correct`, for one timestamp in all partitions: in rows, at half the cost of each."""
+    names = await topics_above_0(payload, version)
+    if not names:
+        return payload
+    lookup = ArchiveLookup(archive, archive.clock())
+    identified = await lookup.identify(names)
+    corrected, left = bytearray(payload), list[OffsetResult]()
+    async for rows in cooperative(rows_in(payload, version)):
+        if rows.topic in names:
+            topic = identified.archived.get(rows.topic)
+            left += await patch_times_of_topic(archive, topic, timestamp, corrected, version, rows)
+    if left:
+        results = [(result, timestamp) for result in left]
+        await _patch(lookup, identified, results, corrected, version, client)
     lookup.renew(identified.archived.values())
     return corrected
 

@@ -1,0 +1,108 @@
+"""What the beginning of a partition's archive asks of the store, and who may come in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from hashlib import md5
+
+from archiving_world import World, run_world
+from memory_object_store import MemoryObjectStore
+
+from benchmarks.archive_beginnings import WRITTEN_TWICE
+from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, StoredObject
+
+PARTITIONS = PARTITIONS_ALONE_MAX + 1
+
+
+class LikeS3(MemoryObjectStore):
+    """A version is the MD5 of the content. `requests`: by method and kind of object, of those that
+    lie in a partition's folder.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: Counter[tuple[str, str]] = Counter()
+
+    def note(self, method: str, key: str) -> None:
+        if key.count("/") == 2:
+            name = key.rpartition("/")[2]
+            self.requests[method, name[name.rfind(".") :] if "." in name else name] += 1
+
+    async def put(self, key: str, content: bytes) -> None:
+        self.note("put", key)
+        await super().put(key, content)
+
+    async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+        self.note("get", key)
+        return await super().get(key, bytes_max)
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        self.note("list", prefix)
+        await asyncio.sleep(0.01)  # two looks are not one moment
+        async for stored in super().list(prefix, start_after):
+            content = self._content(stored.key)
+            yield replace(stored, version=md5(content, usedforsecurity=False).hexdigest())
+
+
+def test_a_beginning_takes_one_look_and_no_read() -> None:
+    store = LikeS3()
+
+    async def main(world: World) -> None:
+        for partition in range(PARTITIONS):
+            world.write(partition, 2)
+        assert await world.once() == []
+        ends = [await world.archive_end(partition) for partition in range(PARTITIONS)]
+        assert ends == [20] * PARTITIONS
+
+    async def counted(world: World) -> None:
+        for partition in range(PARTITIONS):
+            world.write(partition, 2)
+        assert await world.once() == []
+        once = {".log", ".index", ".epochs"}
+        twice = {name.removeprefix("/") for name in WRITTEN_TWICE}
+        assert store.requests == {
+            ("list", ""): PARTITIONS,
+            **{("put", name): PARTITIONS for name in once},
+            **{("put", name): 2 * PARTITIONS for name in twice},
+        }
+
+    run_world(main, partitions=PARTITIONS, store=MemoryObjectStore())
+    run_world(counted, partitions=PARTITIONS, store=store)
+
+
+def test_of_two_passes_that_begin_at_once_each_record_is_archived_once() -> None:
+    async def main(world: World) -> None:
+        for partition in range(PARTITIONS):
+            world.write(partition, 2)
+        passes = [world.archive_pass(workers_max=workers) for workers in (1, 3)]
+        async with asyncio.TaskGroup() as tasks:
+            runs = [tasks.create_task(each.run()) for each in passes]
+        assert [run.result()[1] for run in runs] == [[], []]
+        for partition in range(PARTITIONS):
+            assert await world.archive_end(partition) == 20
+            view = world.rlmm.view(world.logs[partition].tp)
+            assert view is not None
+            assert [(s.start_offset, s.end_offset) for s in view.segments] == [(0, 19)]
+
+    run_world(main, partitions=PARTITIONS)
+
+
+def test_what_was_there_before_is_looked_at_and_expired_as_ever() -> None:
+    store = LikeS3()
+
+    async def main(world: World) -> None:
+        for partition in range(PARTITIONS):
+            world.write(partition, 1)
+        assert await world.once() == []
+        world.write(0, 1)
+        store.requests.clear()
+        assert await world.once() == []
+        assert await world.archive_end(0) == 20
+        assert store.requests["get", "finished-offsets"] == PARTITIONS
+        assert store.requests["list", ""] > 2 * PARTITIONS
+
+    run_world(main, partitions=PARTITIONS, store=store)
