@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fetchproxy.errors import DamagedObject
 from fetchproxy.metadata.journal_tables import read_table
@@ -12,11 +14,19 @@ from fetchproxy.segments.journal import JournalTable, by_partition, log_of
 from fetchproxy.storage.archive_objects import ArchiveObjects
 
 
-async def ends_with_journal(
-    objects: ArchiveObjects, rlmm: RemoteLogMetadataManager
-) -> tuple[dict[TopicIdPartition, int], list[str]]:
-    """Those above their archived end; and what of the journal cannot be read. Changes nothing, and
-    reads no records, so that a damaged one is not noticed. Raises RemoteStorageError.
+class JournalEnds(NamedTuple):
+    """`ends`: those above their archived end. `faults`: what cannot be read. `objects`: how many
+    the journal has that can be.
+    """
+
+    ends: Mapping[TopicIdPartition, int]
+    faults: Sequence[str]
+    objects: int
+
+
+async def read_journal_ends(objects: ArchiveObjects, rlmm: RemoteLogMetadataManager) -> JournalEnds:
+    """Changes nothing, and reads no records, so that a damaged one is not noticed. Raises
+    RemoteStorageError.
     """
     tables: list[JournalTable] = []
     faults: list[str] = []
@@ -34,4 +44,4 @@ async def ends_with_journal(
         chain = log_of(entries, end)
         if chain and chain[-1].entry.next_offset > (end or 0):
             ends[tp] = chain[-1].entry.next_offset
-    return ends, faults
+    return JournalEnds(ends, faults, len(tables))

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from fetchproxy.archive import StoredArchive, stored_archive, wall_clock_ms
-from fetchproxy.auditing.journal_ends import ends_with_journal
+from fetchproxy.auditing.journal_ends import read_journal_ends
 from fetchproxy.cli import options
 from fetchproxy.cli.console_client import AsJson, json_text
 from fetchproxy.cli.jobs import count
@@ -126,7 +126,7 @@ def _state_time(at: str | None, state_file: Path) -> _Chosen:
 
 def order_of(
     config: Config,
-    chosen: _Chosen,
+    at_ms: int,
     topics: str,
     groups: str,
     listen: str,
@@ -135,12 +135,14 @@ def order_of(
     state_file: Path,
     local: str | None,
     broker_users: Path | None,
-    by: RestoreBy,
+    by: RestoreBy = RestoreBy.PHANTOMS,
     *,
-    dry_run: bool,
+    at_state: bool = False,
+    dry_run: bool = False,
 ) -> RestoreOrder:
-    """Reads the archive; makes segments of its journal before, if it is not a `dry_run`. Raises
-    ConfigError, RemoteStorageError, CorruptSegment, OSError.
+    """Reads the archive; makes segments of its journal before, if it is not a `dry_run`.
+    `at_state`: partitions begin at the ends of the state. Raises ConfigError, RemoteStorageError,
+    CorruptSegment, OSError.
     """
     is_topic, is_group = _matcher("--topics", topics), _matcher("--groups", groups)
     addresses = () if controllers is None else tuple(_parsed("--controllers", controllers))
@@ -154,7 +156,7 @@ def order_of(
         async with stored_archive(config) as archive:
             objects = archive.storage.objects
             kept = await objects.list_cluster_states()
-            if (found := state_at(kept, chosen.at_ms)) is None:
+            if (found := state_at(kept, at_ms)) is None:
                 raise ConfigError(
                     "the archive has no state of a cluster of that time: see "
                     "fetchproxy cluster show"
@@ -163,7 +165,7 @@ def order_of(
             amount = None if local is None else _amount(local, state.read_at_ms)
             journal = await _journal_ends(archive) if dry_run else {}
             archived = await read_archived_topics(
-                archive, state, is_topic, amount, journal, at_state=chosen.at_state
+                archive, state, is_topic, amount, journal, at_state=at_state
             )
         return RestoreOrder(
             state=_of_groups(state, is_group),
@@ -174,7 +176,7 @@ def order_of(
             state_file=state_file,
             broker_users=broker_users,
             by=by,
-            at_state=chosen.at_state,
+            at_state=at_state,
             archive_faults=tuple(faults),
         )
 
@@ -183,6 +185,10 @@ def order_of(
 
 async def _recover_journal(config: Config) -> list[str]:
     """What could not be recovered, in words."""
+    async with stored_archive(config) as archive:
+        journal = await read_journal_ends(archive.storage.objects, archive.rlmm)
+    if not journal.objects:
+        return list(journal.faults)
     recovered = await segments_of_journal(config)
     gained = [one for one in recovered.logs if one.end != one.end_before]
     if gained:
@@ -191,15 +197,15 @@ async def _recover_journal(config: Config) -> list[str]:
 
 
 async def _journal_ends(archive: StoredArchive) -> Mapping[TopicIdPartition, int]:
-    ends, faults = await ends_with_journal(archive.storage.objects, archive.rlmm)
-    if ends:
+    journal = await read_journal_ends(archive.storage.objects, archive.rlmm)
+    if journal.ends:
         _progress(
-            f"the journal has records of {count(len(ends), 'partition')} beyond the archive: a "
-            "restore makes segments of them first, and the plan counts with them"
+            f"the journal has records of {count(len(journal.ends), 'partition')} beyond the "
+            "archive: a restore makes segments of them first, and the plan counts with them"
         )
-    for fault in faults:
+    for fault in journal.faults:
         _progress(fault)
-    return ends
+    return journal.ends
 
 
 def run_restore(config: Config, order: RestoreOrder, *, dry_run: bool, as_json: bool) -> None:
@@ -313,7 +319,7 @@ def restore_cluster(
             raise ConfigError("--local: a restore by padding gives no records to the new brokers")
         chosen = _state_time(at, state_file)
         order = order_of(
-            config, chosen, topics, groups, listen, advertise, controllers, state_file, local,
-            broker_users, by, dry_run=dry_run,
+            config, chosen.at_ms, topics, groups, listen, advertise, controllers, state_file, local,
+            broker_users, by, at_state=chosen.at_state, dry_run=dry_run,
         )  # fmt: skip
     run_restore(config, order, dry_run=dry_run, as_json=as_json)

@@ -126,7 +126,7 @@ class ClusterRestore:
                 return
             to_begin = rights_to_begin(not order.controllers)
             await checks.check_brokers(cluster, list(to_begin), self._principal, self._bootstrap)
-            addresses = order.controllers or await new_cluster.controllers(cluster)
+            addresses = order.controllers or await self._controllers(cluster)
             controller = await stack.enter_async_context(ActiveController(self._config, addresses))
             alive = await stack.enter_async_context(ActiveController(self._config, addresses))
             phantoms = Phantoms(job.phantoms, alive)
@@ -156,6 +156,12 @@ class ClusterRestore:
                 ProducerIds(cluster, controller, further, phantoms, real.values()),
                 new_cluster.listener_at(configs, real[min(real)]),
             )  # fmt: skip
+
+    async def _controllers(self, cluster: Cluster) -> Sequence[HostPort]:
+        try:
+            return await new_cluster.controllers(cluster)
+        except ConfigError as error:
+            raise ConfigError(f"{error}. {checks.PADDING_HINT}") from None
 
     async def _padding_run(self, cluster: Cluster, seen: FoundTopics, job: RestoreJob) -> _Run:
         """A run without phantoms, which asks no controller."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from restore_process import RestoreProcess, config_of, group, order_of, topic
 from test_cluster_restore import consumed, ends, produced
 
 from fetchproxy.archive import open_cluster
-from fetchproxy.cluster_restore import padding_requests
+from fetchproxy.cluster_restore import controller, padding_requests
 from fetchproxy.cluster_restore.padding import Padding
 from fetchproxy.cluster_restore.padding_batch import PADDING_RECORDS_MAX, padding_batch
 from fetchproxy.cluster_restore.padding_plan import padding_text
@@ -28,6 +29,8 @@ from fetchproxy.cluster_restore.plan import LostTopic, RestoreBy, TopicAction, d
 from fetchproxy.cluster_restore.report import RestoreReport
 from fetchproxy.cluster_restore.restore import ClusterRestore
 from fetchproxy.cluster_state.state import GroupWithOffsets, QuotaState
+from fetchproxy.config.values import HostPort
+from fetchproxy.errors import ClusterUnavailable
 from fetchproxy.model import TopicIdPartition
 from lab.kafka import KafkaServer
 
@@ -322,6 +325,19 @@ async def test_many_partitions_take_few_requests_each(
     report = await padded(bootstrap, tmp_path / "job", [topic(name, starts)])
     assert report.is_whole, list(report.lines())
     assert ends(bootstrap, name, len(starts)) == [(start, start) for start in starts]
+
+
+async def test_controllers_out_of_reach_point_at_padding(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "CONTROLLER_WAIT_MAX_S", 0.0)
+    order = replace(
+        order_of(tmp_path / "job", [topic("out-of-reach", [5])]),
+        controllers=[HostPort("127.0.0.1", 1)],
+    )
+    with pytest.raises(ClusterUnavailable, match="Or restore with --by padding"):
+        await ClusterRestore(config_of(kafka_server.bootstrap), order, lambda _: None).run()
+    assert not (tmp_path / "job").exists()
 
 
 async def test_nothing_to_pad_changes_nothing(kafka_server: KafkaServer, tmp_path: Path) -> None:

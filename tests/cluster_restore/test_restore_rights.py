@@ -191,13 +191,13 @@ async def test_padding_needs_rights_on_the_topic_alone(
     assert produced(with_rights.bootstrap, name, 0, b"next") == 5_000
 
 
-@pytest.mark.parametrize("operation", ["CREATE", "WRITE", "DELETE"])
-@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize(
+    ("operation", "exists"),
+    [("CREATE", False), ("WRITE", False), ("DELETE", False), ("WRITE", True), ("DELETE", True)],
+)
 async def test_a_right_to_pad_that_is_missing_is_named(
     with_rights: SecuredKafka, tmp_path: Path, operation: str, exists: bool
 ) -> None:
-    if exists and operation == "CREATE":
-        pytest.skip("an existing topic needs no CREATE")
     name = f"padded-without-{operation.lower()}-{exists}"
     rights = {"CREATE", "WRITE", "DELETE"} - {operation}
     with_rights.allow("padder", name, *sorted(rights))
