@@ -386,7 +386,7 @@ async def _open_parts(
     async with (
         tracing(config.tracing.enabled),
         open_archive(config, create=writes) as storage,
-        Cluster(config.cluster, tls=upstream) as cluster,
+        Cluster(config.cluster, tls=upstream, continued=storage.objects.continued) as cluster,
         metadata_manager(config, storage, cluster, wall_clock_ms) as rlmm,
     ):
         health = Health()

@@ -20,6 +20,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.attached_topics import open_archive
+from fetchproxy.storage.continued_topics import ContinuedTopics
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage import RemoteStorage, open_store
 from fetchproxy.tls.reloading import upstream_context
@@ -102,9 +103,10 @@ def for_executors(config: Config) -> Config:
     return config.model_copy(update={"metadata": metadata, "archive": archive})
 
 
-def open_cluster(config: Config) -> Cluster:
-    """A cluster that the caller enters. Raises ConfigError."""
-    return Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls))
+def open_cluster(config: Config, continued: ContinuedTopics | None = None) -> Cluster:
+    """A cluster that the caller enters. `continued`: see `Cluster`. Raises ConfigError."""
+    tls = upstream_context(config.cluster, config.tls)
+    return Cluster(config.cluster, tls=tls, continued=continued)
 
 
 @asynccontextmanager
@@ -131,7 +133,7 @@ async def managed_archive(
     """
     async with (
         open_archive(config, create=create, must_exist=must_exist) as storage,
-        open_cluster(config) as cluster,
+        open_cluster(config, storage.objects.continued) as cluster,
         metadata_manager(config, storage, cluster, wall_clock_ms) as rlmm,
     ):
         yield ManagedArchive(storage, rlmm, cluster)

@@ -23,6 +23,7 @@ const COEFFICIENTS = {
   "deletion_writes": 2,
   "deletion_reads_store": 1,
   "deletion_deletes": 8,
+  "segment_owner_reads": 4,
   "segment_reads_by_reader": 2,
   "chunk_bytes": 4194304,
   "objects_per_segment": 4,
@@ -31,6 +32,7 @@ const COEFFICIENTS = {
   "archiver_listings": 38880,
   "proxy_listings": 50400,
   "positions_reads": 28800,
+  "owner_reads": 43200,
   "refresh_looks": 1440,
   "retention_looks": 288,
   "replay_looks": 2880,
@@ -128,6 +130,8 @@ function requestsOf(load, segments, machines, unit) {
       machines.proxies * unit.proxy_listings,
     reads:
       segments.per_day * (unit.segment_reads_store + unit.deletion_reads_store) * byStore +
+      segments.per_day * unit.segment_owner_reads +
+      machines.archivers * unit.owner_reads +
       processes * machines.archivers * unit.positions_reads +
       replayed * unit.segment_reads_by_reader +
       (replayBytes * load.ratio) / unit.chunk_bytes,

@@ -23,6 +23,7 @@ from fetchproxy_protocol.record_batch import (
 )
 
 from fetchproxy.errors import (
+    ArchiveMismatch,
     CopyOvertaken,
     CorruptSegment,
     DamagedObject,
@@ -45,6 +46,7 @@ from fetchproxy.segments.journal import (
     opened_entry,
 )
 from fetchproxy.segments.packing import Cipher, WrappedKey
+from fetchproxy.storage.archive_identity import OwnIdentity
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.ciphers import AesGcm
 from fetchproxy.storage.key_rings import SETTING, journal_context
@@ -80,6 +82,7 @@ class JournalRecovery:
     """`copier`: makes the segments. Raises RemoteStorageError, CorruptSegment, OSError."""
 
     objects: ArchiveObjects
+    identity: OwnIdentity
     at_rest: AtRest
     rlmm: RemoteLogMetadataManager
     copier: SegmentCopier
@@ -92,17 +95,26 @@ class JournalRecovery:
 
     async def tables(self) -> tuple[list[JournalTable], list[str]]:
         """The table of every journal object, by archiver and number; and what is wrong with those
-        that cannot be read.
+        that cannot be read, or that a cluster wrote which has lost the archive to another one.
         """
         found: list[JournalTable] = []
         faults: list[str] = []
+        owner = await self.identity.look()
         async for journal, number, stored in self.objects.list_journals():
             try:
                 table = await read_table(self.objects, journal, number, stored)
             except DamagedObject as error:
                 faults.append(str(error))
+                continue
+            if table is None:
+                continue
+            try:
+                if owner is not None and owner.handed_over is not None:
+                    owner.check_is_of_cluster(table.cluster_id or None)
+            except ArchiveMismatch as error:  # its offsets may be those of other records by now
+                faults.append(f"{self.objects.journal_key(journal, number)}: {error}")
             else:
-                found += [] if table is None else [table]
+                found.append(table)
         return found, faults
 
     async def recover(self, tables: Sequence[JournalTable]) -> list[RecoveredLog]:

@@ -73,6 +73,10 @@ async def begin_mirror(source: MirrorSide, target: MirrorSide, to: str) -> Archi
     target_identity = await read_identity(target.store, target.prefix)
     if target_identity is None:
         target_identity = await _make_mirror(target, identity)
+    if target_identity.is_mirror and _was_of_earlier_owner(target_identity, identity):
+        content = encode_identity(replace(target_identity, cluster_id=identity.cluster_id))
+        await target.store.put(target.prefix + LAYOUT_OBJECT, content)
+        target_identity = replace(target_identity, cluster_id=identity.cluster_id)
     if _differ(identity.generation, target_identity.generation) or _differ(
         identity.cluster_id, target_identity.cluster_id
     ):
@@ -82,6 +86,12 @@ async def begin_mirror(source: MirrorSide, target: MirrorSide, to: str) -> Archi
             "--to is not a mirror but an archive that archivers may write to: use an empty place"
         )
     return identity
+
+
+def _was_of_earlier_owner(mirror: ArchiveIdentity, archive: ArchiveIdentity) -> bool:
+    """Whether the archive has been handed over to another cluster since the mirror was made."""
+    same = archive.generation is not None and mirror.generation == archive.generation
+    return same and archive.handed_over is not None and mirror.cluster_id != archive.cluster_id
 
 
 def _differ(one: object, other: object) -> bool:

@@ -35,6 +35,7 @@ from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.cooperative import chosen, cooperative
 from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.runtime.waits import first_success
+from fetchproxy.storage.continued_topics import ContinuedTopics
 from fetchproxy.tls.reloading import ReloadingContext, upstream_context
 
 __all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
@@ -69,15 +70,20 @@ class Cluster:
         config: ClusterConfig,
         rng: random.Random | None = None,
         tls: ReloadingContext | None = None,
+        continued: ContinuedTopics | None = None,
     ) -> None:
-        """`tls` is made here if not given. Raises ConfigError if a file cannot be used."""
+        """`tls` is made here if not given. `continued`: of the archive that this cluster's topics
+        belong to; None: topics have the ids that brokers know. Raises ConfigError if a file cannot
+        be used.
+        """
         self._config = config
         self.bootstrap = parse_bootstrap(config.bootstrap)
         self._rng = rng or random.Random()
         self._sasl = sasl_credentials(config)
         upstream = tls or upstream_context(config, TlsConfig())
         self._connections = BrokerConnections(config, self._sasl, upstream)
-        self._metadata = ClusterMetadataCache()
+        self.continued = ContinuedTopics() if continued is None else continued
+        self._metadata = ClusterMetadataCache(self.continued)
         self._metadata_calls = SingleFlight[ClusterMetadata]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._log_offsets = LogOffsetsReads(self._leaders, self._connections)
@@ -177,7 +183,9 @@ class Cluster:
         if uncached_keys:
             response = await self._ask_metadata(uncached_keys)
             by_key = {
-                key: topic for topic in response.topics for key in (topic.name, topic.topic_id)
+                key: topic
+                for topic in response.topics
+                for key in (topic.name, topic.topic_id, topic.id_at_brokers)
             }
             async for key in cooperative(uncached_keys):
                 results[key] = by_key.get(key) or _metadata_error(key, response)
@@ -315,7 +323,9 @@ class Cluster:
                 session_id=0,
                 session_epoch=_NO_SESSION,
                 topics=[
-                    topic_type(partitions=[requested], topic=topic.name, topic_id=topic.topic_id)
+                    topic_type(
+                        partitions=[requested], topic=topic.name, topic_id=topic.id_at_brokers
+                    )
                 ],
                 forgotten_topics_data=[],
                 rack_id="",

@@ -105,6 +105,13 @@ StateFile = Annotated[
         help="File that identifies this restore, so that another run can continue it.",
     ),
 ]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Take the archive also from an archiver of the lost cluster that is at work.",
+    ),
+]
 
 
 class _Chosen(NamedTuple):
@@ -253,6 +260,7 @@ def _print_plan(plan: RestorePlan, order: RestoreOrder, as_json: bool) -> None:
         "producer_id_blocks": producer_id_blocks(plan, producer_id_max),
         "beyond_state": list(beyond_state(plan)),
         "notes": plan.notes,
+        "archive": plan.archive,
     }
     typer.echo(json_text(document))
 
@@ -300,6 +308,7 @@ def restore_cluster(
     state_file: StateFile = Path("fetchproxy-restore.json"),
     local: Local = None,
     broker_users: BrokerUsers = None,
+    take_over: TakeOver = False,
     dry_run: options.DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -308,7 +317,8 @@ def restore_cluster(
     Each new partition begins where its archive ends, so producers and groups continue at the
     offsets that they know; with --at, where it ended in that state. What only a journal has becomes
     segments first. With --local, the new brokers also get the last records before that. Older
-    records are read through fetchproxy. If the command was killed, run it again: it continues.
+    records are read through fetchproxy: the archive belongs to the new cluster from then on, and
+    the old one is refused. If the command was killed, run it again: it continues.
 
     Exit codes: 0 restored, also if the report names lost records; 1 a topic was refused, or
     something is not as it should be; 2 archive or cluster cannot be used; 130 interrupted.
@@ -322,4 +332,5 @@ def restore_cluster(
             config, chosen.at_ms, topics, groups, listen, advertise, controllers, state_file, local,
             broker_users, by, at_state=chosen.at_state, dry_run=dry_run,
         )  # fmt: skip
+    order = replace(order, take_over=take_over)
     run_restore(config, order, dry_run=dry_run, as_json=as_json)

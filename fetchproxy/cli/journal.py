@@ -78,6 +78,7 @@ async def segments_of_journal(config: Config) -> RecoveredJournal:
         async with Spool(config.archive.spool_dir, encrypted=storage.packed.encrypts) as spool:
             recovery = JournalRecovery(
                 storage.objects,
+                storage.identity,
                 storage.at_rest,
                 rlmm,
                 copier,

@@ -15,6 +15,7 @@ from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.writing.own_archive import check_is_own_archive
 
 _Partition = Annotated[
     str, typer.Argument(metavar="TOPIC-PARTITION", help="The partition, such as orders-0.")
@@ -77,6 +78,7 @@ async def _resolve(
     if not topic or not number.isdecimal():
         raise ConfigError(f"{partition!r} is not a partition; expected a form such as orders-0")
     async with managed_archive(config) as (storage, rlmm, cluster):
+        await check_is_own_archive(storage, cluster)
         topic_info = await cluster.topic_by_name(topic, max_age_ms=0)
         tp = TopicIdPartition(topic_info.topic_id, topic_info.name, int(number))
         if tp.partition not in topic_info.leaders:

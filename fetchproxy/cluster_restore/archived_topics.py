@@ -45,22 +45,24 @@ async def read_archived_topics(
     ]
     objects = archive.storage.objects
     archived_ids = {topic_id for _, topic_id in await objects.list_topics()}
+    described_ids = {topic_id async for topic_id in objects.described_topics()}
     found: dict[str, LostTopic] = {}
 
     async def read(topic: TopicState) -> None:
         views: Mapping[int, PartitionView] = {}
+        log_id = objects.continued.log_id(topic.topic_id)
         try:
-            if topic.topic_id in archived_ids:
-                views = await archive.rlmm.refresh_topic(topic.topic_id, begun_at)
+            if log_id in archived_ids:
+                views = await archive.rlmm.refresh_topic(log_id, begun_at)
         except RemoteStorageError as error:
             if not error.may_be_of_object:
                 raise
             found[topic.name] = _refused(topic, f"its archive cannot be read: {error}")
             return
-        ends = {
-            tp.partition: end for tp, end in journal_ends.items() if tp.topic_id == topic.topic_id
-        }
+        ends = {tp.partition: end for tp, end in journal_ends.items() if tp.topic_id == log_id}
         archived = archived_topic(topic, views, ends, at_state=at_state)
+        is_known = log_id in archived_ids or log_id in described_ids
+        archived = replace(archived, topic_id=log_id if is_known or ends else None)
         if local is not None and not archived.why_not:
             archived = await _with_local_history(archive, archived, views, local)
         found[topic.name] = archived

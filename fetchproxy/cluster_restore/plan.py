@@ -77,8 +77,9 @@ class LostPartition:
 @dataclass(frozen=True, slots=True)
 class LostTopic:
     """`partitions`: all of them, from 0 on. `why_not`: it cannot be restored, and why. `topic_id`:
-    by which the archive has it. `later_partitions`: the archive has them, and the chosen state had
-    not.
+    by which the archive has it; None: the archive does not know it. `later_partitions`: the archive
+    has them, and the chosen state had not. `is_continued`: the archive says that its log went on in
+    the new cluster's topic.
     """
 
     name: str
@@ -88,6 +89,19 @@ class LostTopic:
     why_not: str = ""
     topic_id: UUID | None = None
     later_partitions: tuple[int, ...] = ()
+    is_continued: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the new log can continue the archived one: it begins at its end, and its leader
+        epochs are above.
+        """
+        return (
+            self.topic_id is not None
+            and not self.later_partitions
+            and all(one.archived_end is None for one in self.partitions)
+            and all(one.leader_epoch <= EPOCHS_RAISED_MAX for one in self.partitions)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +147,13 @@ class PlannedTopic:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """`notes`: what a person has to know before."""
+    """`notes`: what a person has to know before. `archive`: what becomes of the archive, as a
+    sentence; "": nothing.
+    """
 
     topics: tuple[PlannedTopic, ...]
     notes: tuple[str, ...] = ()
+    archive: str = ""
 
     def of(self, *actions: TopicAction) -> Iterator[PlannedTopic]:
         return (topic for topic in self.topics if topic.action in actions)
@@ -189,9 +206,9 @@ def _plan_topic(
         for n in range(len(archived.partitions))
     ]
     placed = all(
-        is_placed(found.partitions[n], one.end_offset)
+        is_where_it_belongs(archived, n, found.partitions[n])
         and not set(found.partitions[n].replicas) & set(phantoms)
-        for n, one in enumerate(archived.partitions)
+        for n in range(len(archived.partitions))
     )
     action = TopicAction.KEEP if placed else TopicAction.TAKE
     return PlannedTopic(archived, action, tuple(replicas))
@@ -239,6 +256,15 @@ def is_placed(found: FoundPartition, end_offset: int) -> bool:
     return may_be_placed(found, end_offset) and found.epoch_end == end_offset
 
 
+def is_where_it_belongs(archived: LostTopic, number: int, found: FoundPartition) -> bool:
+    """As `is_placed`. A log that went on was placed, and its archive has other ends by now."""
+    end_offset = archived.partitions[number].end_offset
+    if is_placed(found, end_offset):
+        return True
+    reached = found.log_end_offset
+    return archived.is_continued and reached is not None and reached >= end_offset
+
+
 def _why_not(archived: LostTopic, found: FoundTopic, phantoms: Collection[int]) -> str | None:
     """Why an existing topic cannot be taken; None: it can."""
     count = len(archived.partitions)
@@ -251,7 +277,7 @@ def _why_not(archived: LostTopic, found: FoundTopic, phantoms: Collection[int]) 
             if set(partition.replicas) & set(phantoms):
                 continue  # an earlier run has begun it
             return f"it exists, and partition {number} has no leader that could say what it has"
-        if is_placed(partition, one.end_offset):
+        if is_where_it_belongs(archived, number, partition):
             continue
         if (start, end) != (0, 0):
             return (
@@ -301,6 +327,8 @@ def diff_lines(
         )
     for beyond in beyond_state(plan):
         yield f"! not in the new log: {beyond}"
+    if plan.archive:
+        yield f"~ archive: {plan.archive}"
     for note in plan.notes:
         yield f"# {note}"
 

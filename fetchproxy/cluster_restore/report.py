@@ -36,7 +36,8 @@ class LocalRecords:
 class RestoreReport:
     """`refused`: topics by name, and why. `faults`: what is not as it should be. `producer_id_max`:
     no new producer gets an id up to this one; -1: any. `beyond_state`: what of the archive is later
-    than the chosen state, and no part of the new log.
+    than the chosen state, and no part of the new log. `archive`: whose it is now, as a
+    sentence; "": it was not touched.
     """
 
     topics: int
@@ -53,6 +54,7 @@ class RestoreReport:
     local: tuple[LocalRecords, ...] = ()
     producer_id_max: int = -1
     beyond_state: tuple[str, ...] = ()
+    archive: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -66,6 +68,8 @@ class RestoreReport:
             f"restored in {self.seconds:.1f} s: topics {self.topics}, partitions "
             f"{self.partitions}, groups {self.groups}, ACLs {self.acls}, quotas {self.quotas}"
         )
+        if self.archive:
+            yield f"archive: {self.archive}"
         for name, why in self.refused.items():
             yield f"refused: topic {name}: {why}"
         for one in self.lost:

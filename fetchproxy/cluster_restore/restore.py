@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 from fetchproxy_protocol.apis import ErrorCode
 
@@ -20,6 +21,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.group_offsets import commit_offsets
 from fetchproxy.cluster_restore import checks, new_cluster, rights
 from fetchproxy.cluster_restore import controller_requests as requests
+from fetchproxy.cluster_restore.archive_handover import ArchiveHandover, opened_handover
 from fetchproxy.cluster_restore.archived_records import NoRecords, RecordSource, archived_records
 from fetchproxy.cluster_restore.client_relay import relaying
 from fetchproxy.cluster_restore.controller import ActiveController
@@ -43,7 +45,7 @@ from fetchproxy.cluster_restore.plan import (
     TopicAction,
     beyond_state,
     epochs_to_ask,
-    is_placed,
+    is_where_it_belongs,
     plan_restore,
 )
 from fetchproxy.cluster_restore.producer_ids import ProducerIds, check_producer_ids
@@ -85,7 +87,7 @@ class RestoreOrder:
     connect to; None: that of `listen`. `controllers`: none means that the brokers tell them.
     `broker_users`: by whom brokers log in at the phantoms; None: by `cluster.sasl_username`.
     `at_state`: partitions begin at the ends of the state. `archive_faults`: of the archive, for the
-    report.
+    report. `take_over`: see `ArchiveHandover`.
     """
 
     state: ClusterState
@@ -98,6 +100,7 @@ class RestoreOrder:
     by: RestoreBy = RestoreBy.PHANTOMS
     at_state: bool = False
     archive_faults: tuple[str, ...] = ()
+    take_over: bool = False
 
 
 class ClusterRestore:
@@ -110,7 +113,7 @@ class ClusterRestore:
 
     # --- the plan ---
     async def plan(self) -> RestorePlan:
-        """Changes nothing. Raises ConfigError, ClusterError."""
+        """Changes nothing. Raises ConfigError, ClusterError, RemoteStorageError."""
         async with self._opened() as run:
             return run.plan
 
@@ -140,7 +143,18 @@ class ClusterRestore:
             )
             free_id = max({*real, *phantoms.ids}) + 1
             await checks.check_controllers(controller, free_id, self._principal, self._bootstrap)
-            plan = await self._planned(cluster, controller, seen, real, phantoms)
+            handover = await stack.enter_async_context(
+                opened_handover(
+                    self._config, order.topics, seen.cluster_id, take_over=order.take_over
+                )
+            )
+            topics = order.topics
+            if handover is not None:
+                topics = await handover.as_continued(topics, seen.topics)
+                await handover.check_journal(topics)
+            plan = await self._planned(cluster, controller, seen, real, phantoms, topics)
+            if handover is not None:
+                plan = replace(plan, archive=handover.in_words())
             if plan.has_local_history:
                 check_producer_ids(order.state.producer_id_max)
             further = partial(ActiveController, self._config, addresses)
@@ -153,7 +167,7 @@ class ClusterRestore:
             yield _Run(
                 self._config, order, self._say, job, cluster, controller, phantoms, listener, real,
                 replace(plan, notes=notes), security,
-                ProducerIds(cluster, controller, further, phantoms, real.values()),
+                ProducerIds(cluster, controller, further, phantoms, real.values()), handover,
                 new_cluster.listener_at(configs, real[min(real)]),
             )  # fmt: skip
 
@@ -231,8 +245,8 @@ class ClusterRestore:
         seen: FoundTopics,
         real: Mapping[int, HostPort],
         phantoms: Phantoms,
+        archived: Sequence[LostTopic],
     ) -> RestorePlan:
-        archived = self._order.topics
         names = {topic.name for topic in archived}
         some = {name: topic for name, topic in seen.topics.items() if name in names}
         found = await new_cluster.with_offsets(cluster, some, phantoms.ids)
@@ -250,7 +264,7 @@ class ClusterRestore:
 
     # --- the restore ---
     async def run(self) -> RestoreReport:
-        """Raises ConfigError, ClusterError; then the same run goes on later."""
+        """Raises ConfigError, ClusterError, RemoteStorageError; then the same run goes on later."""
         began_at = asyncio.get_running_loop().time()
         async with self._opened() as run:
             return await run.to_the_end(began_at)
@@ -270,6 +284,7 @@ class _Run:
     plan: RestorePlan
     security: PhantomSecurity
     producer_ids: ProducerIds
+    handover: ArchiveHandover | None = None
     clients_listener: InterBrokerListener | None = None  # at which this command reaches brokers
     unproven: Mapping[Place, str] = field(default_factory=dict)  # partitions, and why
 
@@ -281,6 +296,8 @@ class _Run:
             self.unproven = await pad_topics(self.cluster, self.plan, len(self.brokers), self.say)
         elif self.job.has_phantoms or not self.plan.is_done:
             await self._lead_and_leave()
+        else:
+            await self._hand_over()
         await self._note(RestoreStep.PROVE)
         restored, faults = await self._prove()
         await self._note(RestoreStep.GROUPS)
@@ -326,6 +343,8 @@ class _Run:
                 self.cluster, self.controller, self.phantoms, led, self._note, look
             )
             await self._create(led)
+            await self._note(RestoreStep.CONTINUE)
+            await self._hand_over()
             await placement.converge(self._goals())
             await self._note(RestoreStep.LEAVE)
             await self._leave(placement, server)
@@ -395,6 +414,23 @@ class _Run:
             if topic_id is not None:
                 goals = enumerate(partition_goals(topic))
                 led.lead(topic.name, topic_id, {n: led_log(goal) for n, goal in goals})
+
+    async def _hand_over(self) -> None:
+        """No partition that was created here has a leader yet that takes records."""
+        kept = self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
+        topics = [topic.archived for topic in kept if topic.archived.goes_on]
+        if self.handover is None or not topics:
+            return
+        await self.handover.run(topics, await self._topic_ids([topic.name for topic in topics]))
+
+    async def _topic_ids(self, names: Sequence[str]) -> dict[str, UUID]:
+        """A broker may be a moment behind the controller."""
+        async with asyncio.timeout(_QUIET_MAX_S):
+            while True:
+                seen = await new_cluster.read_placements(self.cluster, names)
+                if len(seen.topics) == len(names):
+                    return {name: topic.topic_id for name, topic in seen.topics.items()}
+                await asyncio.sleep(_QUIET_LOOK_S)
 
     def _goals(self) -> dict[Place, PartitionGoal]:
         return {
@@ -468,7 +504,7 @@ class _Run:
                     faults.append(self.unproven[place])
                     continue
                 start = partition.log_start_offset
-                if start is None or not is_placed(partition, end):
+                if start is None or not is_where_it_belongs(topic.archived, number, partition):
                     faults.append(
                         f"{topic.name}-{number} begins at {start}, expected {one.start_offset}, "
                         f"and new records at {end}: let nobody write to it, delete the topic, and "
@@ -544,13 +580,21 @@ class _Run:
             refused={topic.name: topic.why for topic in self.plan.of(TopicAction.REFUSE)},
             lost=lost,
             differences=groups.differences,
-            by_hand=tuple(_by_hand(state, groups)),
+            by_hand=(*_by_hand(state, groups), *self._apart()),
             faults=(*self.order.archive_faults, *faults),
             beyond_state=tuple(beyond_state(self.plan)),
             seconds=round(seconds, 3),
             local=tuple(self._local(restored)),
             producer_id_max=self.producer_ids.passed,
+            archive="" if self.handover is None else self.handover.done_in_words(),
         )
+
+    def _apart(self) -> Iterator[str]:
+        """Topics whose new log is not that of the archive."""
+        for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
+            archived = topic.archived
+            if archived.topic_id is not None and (self.handover is None or not archived.goes_on):
+                yield f"topic {topic.name}: its archived log does not go on in the new one"
 
     def _local(self, restored: Mapping[Place, PlacedPartition]) -> Iterator[LocalRecords]:
         for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):

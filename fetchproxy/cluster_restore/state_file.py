@@ -30,6 +30,7 @@ class RestoreStep(StrEnum):
     REGISTER = "register"
     PRODUCER_IDS = "producer ids"  # only with local history
     CREATE = "create"
+    CONTINUE = "continue"
     RAISE = "raise"
     PLACE = "place"
     HAND_OVER = "hand over"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
+from uuid import UUID
 
 from fetchproxy import __version__
 from fetchproxy.archive import wall_clock_ms
@@ -328,7 +329,8 @@ class StatusCollector:
         tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *to_look_at), self._rows)
         if tps is not None:
             self._tps = tps
-            self._topic_names = await asyncio.to_thread(_names_by_id, tps)
+            log_ids = dict(self.cluster.continued.log_ids) if self.cluster is not None else {}
+            self._topic_names = await asyncio.to_thread(_names_by_id, tps, log_ids)
             rows = {tp: self._rows[tp] for tp in self._tps if tp in self._rows}
             rows_before, self._rows = self._rows, rows
             await self._withdraw_gauges([tp for tp in rows_before if tp not in rows])
@@ -532,8 +534,11 @@ class StatusCollector:
             await forget(self._rows, lambda tp: (tp.topic, tp.partition) in places)
 
 
-def _names_by_id(tps: Iterable[TopicIdPartition]) -> dict[bytes, str]:
-    return {tp.topic_id.bytes: tp.topic for tp in tps}
+def _names_by_id(tps: Iterable[TopicIdPartition], log_ids: Mapping[UUID, UUID]) -> dict[bytes, str]:
+    """`log_ids`: see `ContinuedTopics`. Clients name such a topic by the id that brokers know."""
+    names = {tp.topic_id.bytes: tp.topic for tp in tps}
+    others = {one.bytes: names.get(log_id.bytes) for one, log_id in log_ids.items()}
+    return names | {raw_id: name for raw_id, name in others.items() if name is not None}
 
 
 def _by_name(tp: TopicIdPartition) -> tuple[str, int, int]:

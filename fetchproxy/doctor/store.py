@@ -36,7 +36,7 @@ from fetchproxy.storage.stores.locations import FileLocation
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.storage.stores.registry import parse_store_url
 from fetchproxy.storage.stores.retries import tried_once
-from fetchproxy.writing.own_archive import OwnArchive, check_is_of_cluster
+from fetchproxy.writing.own_archive import OwnArchive
 
 # Not all bytes alike, so that a wrong range shows.
 _PROBE = bytes(range(256)) * 16
@@ -77,7 +77,7 @@ def can_make(folder: Path) -> bool:
 
 async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     storage = await _open_storage(scene)
-    identity = storage.identity
+    identity, objects = storage.identity, storage.objects
     with tried_once():
         stored_identity = await identity.look()
     if scene.config.archive_only.enabled:
@@ -85,7 +85,9 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     cluster = await scene.cluster()
     cluster_id = await from_brokers(cluster.cluster_id())
     if stored_identity is not None:
-        check_is_of_cluster(stored_identity, cluster_id)
+        stored_identity.check_is_of_cluster(cluster_id)
+        await from_store(objects.renew_continued_topics())
+        cluster.continued.add(objects.continued.log_ids)
     if scene.config.metadata.manager == "topic":  # whose manager would make its topic
         return NOTHING
     rlmm = metadata_manager(scene.config, storage, cluster, scene.wall_clock_ms)

@@ -34,7 +34,7 @@ from fetchproxy.writing.archive_pass import (
 )
 from fetchproxy.writing.discovery import TopicDiscovery, partitions_of
 from fetchproxy.writing.limits import WritingLimits
-from fetchproxy.writing.own_archive import OwnArchive
+from fetchproxy.writing.own_archive import OwnArchive, check_is_own_archive
 from fetchproxy.writing.remote_log_manager import open_log_dirs
 from fetchproxy.writing.topic_recorder import TopicRecorder
 
@@ -136,6 +136,7 @@ def plan_archive(config: Config) -> ArchivePlan:
 async def _plan(config: Config, topics: str) -> ArchivePlan:
     async with managed_archive(config, create=True, must_exist=False) as archive:
         cluster = archive.cluster
+        await check_is_own_archive(archive.storage, cluster)
         discovery = TopicDiscovery(
             cluster,
             config.archive,
@@ -185,6 +186,7 @@ def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[ItemFa
 
 async def _describe(config: Config, topics: Sequence[TopicInfo]) -> None:
     async with managed_archive(config) as archive:
+        await check_is_own_archive(archive.storage, archive.cluster)
         recorder = TopicRecorder(
             archive.cluster, archive.storage.objects, archive.rlmm, wall_clock_ms
         )
@@ -208,6 +210,7 @@ def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, 
 async def _archive_partition(
     config: Config, archive: ManagedArchive, planned: PlannedPartition, tell: Report
 ) -> ArchivedPartition:
+    await check_is_own_archive(archive.storage, archive.cluster)
     archive_pass = ArchivePass(
         config.archive,
         archive.cluster,

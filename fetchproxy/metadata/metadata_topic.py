@@ -119,7 +119,7 @@ class KafkaMetadataLog:
         place = topic_type.PartitionProduceData(index=partition, records=bytes(batch.build()))
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
-            data = topic_type(name=topic.name, topic_id=topic.topic_id, partition_data=[place])
+            data = topic_type(name=topic.name, topic_id=topic.id_at_brokers, partition_data=[place])
             request = ProduceRequest(
                 transactional_id=None, acks=_ALL_REPLICAS, timeout_ms=wait_max_ms, topic_data=[data]
             )

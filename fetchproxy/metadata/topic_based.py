@@ -467,6 +467,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         with suppress(RemoteStorageError, TimeoutError):
             async with asyncio.timeout(IN_STORE_WAIT_MAX_S):
                 await self._in_store.get(None, float("-inf"))
+        await self._objects.renew_continued_topics()
         in_store = self._in_store.cached(None) or frozenset()
         if in_store - topic_ids:  # they were deleted since, or the topic was lost
             self._in_store.renew(None, began_at, IN_STORE_AGE_MAX_S)

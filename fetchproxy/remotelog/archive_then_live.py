@@ -217,10 +217,11 @@ def find_tier_boundary(
     records are copied and deleted between both looks, the offset named then is missing, which is
     an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
     """
-    views = in_loop(_views(source_options))
+    views, log_ids = in_loop(_views(source_options))
     archived_ids = {topic: uuid_text(view.tp.topic_id) for (topic, _), view in views.items()}
     for topic, topic_id in ids.items():
-        if archived_ids.get(topic, topic_id) != topic_id:
+        log_id = log_ids.get(topic_id, topic_id)
+        if archived_ids.get(topic, log_id) != log_id:
             raise ConfigError(
                 f"archive then live: topic {topic} was created again after it was archived; its "
                 "archive is the history of another topic: read that archive separately"
@@ -251,9 +252,13 @@ def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     return parsed
 
 
-async def _views(source_options: SourceOptions) -> Views:
+async def _views(source_options: SourceOptions) -> tuple[Views, Mapping[str, str]]:
+    """And the ids of the logs that brokers' topics continue, by the topics' ids."""
     async with ArchiveReading(source_options) as reading:
-        return await reading.views()
+        views, objects = await reading.views(), reading.storage.objects
+        await objects.renew_continued_topics()
+        log_ids = objects.continued.log_ids
+        return views, {uuid_text(one): uuid_text(log_id) for one, log_id in log_ids.items()}
 
 
 def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str]:

@@ -63,6 +63,8 @@ _MIRRORS_FOLDER = "mirrors/"
 _CLUSTER_STATES_FOLDER = "cluster-states/"
 _CLUSTER_STATE = re.compile(r"([0-9]{20})-([A-Za-z0-9_-]*)", re.ASCII)
 _JOURNALS_FOLDER = "journals/"
+CONTINUED_TOPICS_NAME = "continued-topics"  # of a folder beside the topics' folders
+_CONTINUED_TOPICS_FOLDER = f"{CONTINUED_TOPICS_NAME}/"
 _CONDITIONS_KEY = re.compile(r"[a-z_]{1,64}", re.ASCII)
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
@@ -124,6 +126,7 @@ class SegmentFile(StrEnum):
         <prefix>/mirrors/<id of a copy>
         <prefix>/cluster-states/<20-digit epoch ms>-<cluster id in base64>
         <prefix>/journals/<id of an archiver>/<20-digit number>
+        <prefix>/continued-topics/<topic>-<topicId>/<topicId of the log>
         <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a condition>
         <prefix>/concerns/<name of a condition>
 
@@ -147,9 +150,10 @@ class SegmentFile(StrEnum):
     `mirrors/` has the URL of each copy that `fetchproxy mirror` has made. `topics/` says of each
     topic how many partitions it has, also of topics without a record. `cluster-states/` has what a
     new cluster needs of the old one besides records, as it was at that time. `journals/` has
-    records that are in no finished segment yet (docs/adr/0089). `collected-metadata/` can be
-    deleted at any time. No topic's folder can have these folders' names, as they are shorter than
-    an id.
+    records that are in no finished segment yet (docs/adr/0089). `continued-topics/` says that a
+    topic of another cluster continues the log of an archived topic, whose folder has its segments,
+    too (docs/adr/0090). `collected-metadata/` can be deleted at any time. No topic's folder can
+    have these folders' names, as they are shorter than an id.
     """
 
     LOG = "log"  # record batches, byte for byte; or packed (`packing`)
@@ -305,6 +309,7 @@ def archive_wide_folders(prefix: str) -> tuple[str, ...]:
         topics_folder(prefix),
         conditions_folder(prefix),
         cluster_states_folder(prefix),
+        continued_topics_folder(prefix),
     )
 
 
@@ -315,6 +320,26 @@ def own_folders(prefix: str) -> tuple[str, ...]:
         mirrors_folder(prefix),
         journals_folder(prefix),
     )
+
+
+def continued_topics_folder(prefix: str) -> str:
+    return f"{prefix}{_CONTINUED_TOPICS_FOLDER}"
+
+
+def continued_topic_key(prefix: str, topic: str, topic_id: UUID, log_id: UUID) -> str:
+    """`topic_id`: the one that brokers know. `log_id`: that of the archived topic."""
+    folder = topic_folder(continued_topics_folder(prefix), topic, topic_id)
+    return f"{folder}{uuid_text(log_id)}"
+
+
+def parse_continued_topic_key(prefix: str, key: str) -> tuple[UUID, UUID] | None:
+    """`topic_id` and `log_id` of `continued_topic_key`."""
+    folder = continued_topics_folder(prefix)
+    name, _, log = key[len(folder) :].partition("/")
+    topic, log_id = parse_topic_folder(name), parse_uuid(log)
+    if not key.startswith(folder) or topic is None or log_id is None:
+        return None
+    return topic[1], log_id
 
 
 def cluster_topics_key(prefix: str, cluster_id: str) -> str:

@@ -41,6 +41,8 @@ class Coefficients:
     deletion_writes: int = 2
     deletion_reads_store: int = 1
     deletion_deletes: int = 8
+    # Whose archive it is, before each write of `.metadata` and the deletion of the other objects.
+    segment_owner_reads: int = 4
     # A reader: the index, the metadata (store), and the log in chunks.
     segment_reads_by_reader: int = 2
     chunk_bytes: int = 4 * 1024 * 1024
@@ -54,6 +56,7 @@ class Coefficients:
     archiver_listings: int = 38_880
     proxy_listings: int = 50_400
     positions_reads: int = 28_800
+    owner_reads: int = 43_200
     # A partition's looks a day: of its archiver (each minute, and at least each five), and of a
     # proxy whose clients replay it.
     refresh_looks: int = 1_440

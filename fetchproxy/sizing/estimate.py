@@ -169,6 +169,8 @@ def _requests(
         + machines.archivers * unit.archiver_listings
         + machines.proxies * unit.proxy_listings,
         reads=segments.per_day * (unit.segment_reads_store + unit.deletion_reads_store) * by_store
+        + segments.per_day * unit.segment_owner_reads
+        + machines.archivers * unit.owner_reads
         + processes * machines.archivers * unit.positions_reads
         + replayed * unit.segment_reads_by_reader
         + replay_bytes * load.ratio / unit.chunk_bytes,

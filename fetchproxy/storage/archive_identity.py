@@ -9,6 +9,10 @@ The first line is the layout's version. Each archive gets a new `generation`, wh
 replaced archive from a changed one. The next archiver adds a missing line. A missing object means a
 wrong prefix, a missing mount or an emptied bucket, never an empty archive.
 
+If the cluster was lost, `cluster restore` states the cluster that goes on, with `handed-over-…`
+lines (docs/adr/0090). What processes of another cluster write is refused from then on: each of them
+reads this object again before it writes or deletes.
+
 When an archive moves (docs/adr/0057), two places have this object. `metadata-manager mirror`:
 `fetchproxy mirror` writes to this place, and the archive is elsewhere. `metadata-manager moved`,
 with the lines `moved-…`: the archive was here. No process can be set to either manager, so every
@@ -18,6 +22,7 @@ process with a cluster refuses such a place, even a program version that does no
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
@@ -30,6 +35,8 @@ from fetchproxy.errors import (
     RemoteStorageError,
     StorageDenied,
 )
+from fetchproxy.observability.logs import utc_text
+from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
     LAYOUT_VERSION,
@@ -45,11 +52,13 @@ log = structlog.get_logger(__name__)
 # An identity read this recently is not read again: a caller that lists many empty partitions checks
 # it for each.
 LOOK_AGE_MAX_S = 1.0
+AT_ONCE_S = 0.0  # the age of an identity that is read now
 # If two processes make an archive at once, the first one's identity stays, and both read it. If two
 # processes `state` an identity, or the S3 server has no conditional put, the later one's stays.
 CREATION_SETTLE_S = 0.5
 _GENERATION, _CLUSTER, _MANAGER = "generation", "cluster-id", "metadata-manager"
 _MOVED_TO, _MOVED_AT, _MOVED_MANAGER = "moved-to", "moved-at-ms", "moved-manager"
+_HANDED_FROM, _HANDED_AT = "handed-over-from", "handed-over-at-ms"
 MIRROR, _MOVED = "mirror", "moved"
 LISTING_CHECK = "listing-check"
 
@@ -64,15 +73,24 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """`from_cluster`: the one that the archive had before. `at_ms`: epoch ms."""
+
+    from_cluster: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class ArchiveIdentity:
     """`manager`: "store", "topic" and its name, or `MIRROR`; None: the archive does not name one,
-    or it has `moved`.
+    or it has `moved`. `handed_over`: how it came to this cluster; None: it was never another's.
     """
 
     generation: UUID | None = None
     cluster_id: str | None = None
     manager: str | None = None
     moved: Moved | None = None
+    handed_over: HandedOver | None = None
 
     @property
     def is_mirror(self) -> bool:
@@ -85,6 +103,24 @@ class ArchiveIdentity:
             self.cluster_id or identity.cluster_id,
             self.manager or identity.manager,
             self.moved,
+            self.handed_over,
+        )
+
+    def check_is_of_cluster(self, cluster_id: str | None) -> None:
+        """Raises ArchiveMismatch if the archive is another cluster's."""
+        if None in (self.cluster_id, cluster_id) or self.cluster_id == cluster_id:
+            return
+        handed = self.handed_over
+        if handed is None:
+            raise ArchiveMismatch(
+                f"cluster.bootstrap: the archive at store.url belongs to the cluster "
+                f"{self.cluster_id}, and the brokers are of the cluster {cluster_id}"
+            )
+        raise ArchiveMismatch(
+            f"cluster.bootstrap: the archive at store.url belongs to the cluster {self.cluster_id} "
+            f"since {utc_text(handed.at_ms)}, when `fetchproxy cluster restore` handed it over "
+            f"from {handed.from_cluster}, and the brokers are of the cluster {cluster_id}: stop "
+            "this process, or give its cluster an archive in another place (store.url)"
         )
 
     def check_is_the_archive(self) -> None:
@@ -109,6 +145,8 @@ def encode_identity(identity: ArchiveIdentity) -> bytes:
     if (moved := identity.moved) is not None:
         lines |= {_MANAGER: _MOVED, _MOVED_TO: moved.to, _MOVED_AT: str(moved.at_ms)}
         lines[_MOVED_MANAGER] = moved.manager
+    if (handed := identity.handed_over) is not None:
+        lines |= {_HANDED_FROM: handed.from_cluster, _HANDED_AT: str(handed.at_ms)}
     text = "".join(f"{name} {value}\n" for name, value in lines.items() if value)
     return layout_text() + text.encode()
 
@@ -127,14 +165,19 @@ def parse_identity(content: bytes) -> ArchiveIdentity:
     generation = parse_uuid(fields[_GENERATION]) if _GENERATION in fields else None
     if _GENERATION in fields and generation is None:
         raise RemoteStorageError(f"{LAYOUT_OBJECT}: {fields[_GENERATION]!r} is not a generation")
-    manager = fields.get(_MANAGER)
+    manager, handed = fields.get(_MANAGER), _handed_over(fields)
     if manager != _MOVED:
-        return ArchiveIdentity(generation, fields.get(_CLUSTER), manager)
+        return ArchiveIdentity(generation, fields.get(_CLUSTER), manager, handed_over=handed)
     to, at_ms = fields.get(_MOVED_TO, ""), fields.get(_MOVED_AT, "")
     if not to or not at_ms.isdecimal():
         raise RemoteStorageError(f"{LAYOUT_OBJECT}: it does not say where the archive has moved to")
     moved = Moved(to, int(at_ms), fields.get(_MOVED_MANAGER))
-    return ArchiveIdentity(generation, fields.get(_CLUSTER), None, moved)
+    return ArchiveIdentity(generation, fields.get(_CLUSTER), None, moved, handed)
+
+
+def _handed_over(fields: Mapping[str, str]) -> HandedOver | None:
+    at_ms = fields.get(_HANDED_AT, "")
+    return HandedOver(fields.get(_HANDED_FROM, ""), int(at_ms)) if at_ms.isdecimal() else None
 
 
 async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | None:
@@ -188,6 +231,8 @@ class OwnIdentity:
         self._generation: UUID | None = None  # as first read: it never changes
         self._seen_at = float("-inf")
         self._making = asyncio.Lock()  # several copies may begin at once
+        self._cluster_id: str | None = None  # of this process; None: it belongs to no cluster
+        self._looks = SingleFlight[ArchiveIdentity | None]()
 
     @property
     def _expected(self) -> bool:
@@ -208,11 +253,37 @@ class OwnIdentity:
             self._seen = None
             await self.check()
 
-    async def check_to_put(self) -> None:
+    @property
+    def was_handed_over(self) -> bool:
+        """As last read. An archive that was never another cluster's continues no topic."""
+        return self._seen is not None and self._seen.handed_over is not None
+
+    def belongs_to(self, cluster_id: str | None) -> None:
+        """From now on this process works for that cluster: `check_owner` compares. None: it has
+        none, or its brokers report no id.
+        """
+        self._cluster_id = cluster_id
+
+    async def check_owner(self, age_max_s: float = LOOK_AGE_MAX_S) -> None:
+        """Before this process writes or deletes: the archive is still that of its cluster, as read
+        at most `age_max_s` ago. Raises as `check`.
+
+        A store has no condition about another object, so the identity is read before the write.
+        """
+        if self._cluster_id is None:
+            return
+        oldest = asyncio.get_running_loop().time() - age_max_s
+        while self._seen is None or self._seen_at < oldest:  # the shared look may have begun before
+            if await self._looks.run(None, self.look) is None:
+                return await self.check()
+
+    async def check_to_put(self, age_max_s: float = LOOK_AGE_MAX_S) -> None:
+        """`age_max_s`: see `check_owner`."""
         await self.check()
         if self._seen is None:
             async with self._making:
                 await self._make()
+        await self.check_owner(age_max_s)
 
     async def _make(self) -> None:
         if self._seen is None:
@@ -223,10 +294,16 @@ class OwnIdentity:
     async def look(self) -> ArchiveIdentity | None:
         """Read the identity again; None: there is no archive. Raises as `check`."""
         began_at = asyncio.get_running_loop().time()
-        self._seen = None
-        identity = await read_identity(self._store, self._prefix)
-        if identity is not None:
-            self._compare(identity)
+        try:
+            identity = await read_identity(self._store, self._prefix)
+            if identity is not None:
+                self._compare(identity)
+        except BaseException:
+            self._seen = None
+            raise
+        if identity is None:
+            self._seen = None
+        else:
             self._generation = self._generation or identity.generation
             self._seen, self._seen_at, self.is_mirror = identity, began_at, identity.is_mirror
         return identity
@@ -263,6 +340,7 @@ class OwnIdentity:
                 f"{identity.manager}, and this process is set to the {self._manager}; with two "
                 "managers, readers would miss segments"
             )
+        identity.check_is_of_cluster(self._cluster_id)
         if self._generation is not None and identity.generation not in (None, self._generation):
             raise ArchiveMismatch(
                 "the archive at store.url was replaced by another while this process ran; if this "

@@ -15,11 +15,22 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
-from fetchproxy.errors import DamagedObject, ObjectNotFound, RangeNotSatisfiable
+from fetchproxy.errors import (
+    DamagedObject,
+    ObjectNotFound,
+    RangeNotSatisfiable,
+    StorageUnavailable,
+)
 from fetchproxy.model import AnySegment, ByteRange, SegmentRef, TopicIdPartition
 from fetchproxy.segments import object_keys as keys
+from fetchproxy.segments.continued_topic import (
+    ContinuedTopic,
+    decode_continued_topic,
+    encode_continued_topic,
+)
 from fetchproxy.segments.object_keys import SegmentFile, SegmentKey
-from fetchproxy.storage.archive_identity import OwnIdentity
+from fetchproxy.storage.archive_identity import AT_ONCE_S, OwnIdentity
+from fetchproxy.storage.continued_topics import ContinuedTopics
 from fetchproxy.storage.listings import (
     LogHistoryObject,
     LogStartObject,
@@ -67,13 +78,30 @@ class ArchiveObjects:
 
     A put creates or replaces atomically. Deleting an absent object is not an error. A listing first
     checks the archive's identity: an archive with a later layout or another metadata manager would
-    look empty.
+    look empty. A put or deletion first checks whose archive it is (`OwnIdentity.check_owner`).
+
+    `continued`: as of the last listing of topics, or `read_continued_topics`.
     """
 
     def __init__(self, store: ObjectStore, prefix: str, identity: OwnIdentity) -> None:
         self._store = store
         self._prefix = prefix
         self._identity = identity
+        self.continued = ContinuedTopics()
+
+    async def check_owner(self) -> None:
+        """For who changes something else than the store on the grounds of this archive. Raises
+        ArchiveMismatch if it is another cluster's by now.
+        """
+        await self._identity.check_owner(AT_ONCE_S)
+
+    async def _put(self, key: str, content: bytes) -> None:
+        await self._identity.check_owner()
+        await self._store.put(key, content)
+
+    async def _delete(self, key: str) -> None:
+        await self._identity.check_owner()
+        await self._store.delete(key)
 
     async def _get(self, key: str, bytes_max: int = SMALL_OBJECT_BYTES_MAX) -> bytes | None:
         try:
@@ -122,6 +150,8 @@ class ArchiveObjects:
         """Every topic that has an object in the store; lists only the top level, once."""
         await self._identity.check()
         folders = [name async for name in self._store.list_folders(self._prefix)]
+        if keys.CONTINUED_TOPICS_NAME in folders:
+            await self.read_continued_topics()
         return await self._or_missing(
             [topic for name in folders if (topic := keys.parse_topic_folder(name)) is not None]
         )
@@ -181,7 +211,8 @@ class ArchiveObjects:
 
     @measured
     async def put_segment_metadata(self, segment: AnySegment, content: bytes) -> None:
-        await self._identity.check_to_put()
+        """This makes a segment visible, or hides it: the archive's owner is read just before."""
+        await self._identity.check_to_put(AT_ONCE_S)
         await self._store.put(self.segment_metadata_key(segment), content)
 
     @measured
@@ -192,10 +223,11 @@ class ArchiveObjects:
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:
         """`stored`: an object of `list_segment_objects` to which no metadata refer any more."""
-        await self._store.delete(stored.key)
+        await self._delete(stored.key)
 
     async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
         """See `ObjectStore`. Only logs and journals are large enough for an upload in parts."""
+        await self._identity.check_owner()
         return await self._store.abort_stale_uploads(
             self._prefix,
             older_than_epoch_ms,
@@ -220,21 +252,19 @@ class ArchiveObjects:
     @measured
     async def delete_log_start_offset(self, tp: TopicIdPartition, lower: LogStartObject) -> None:
         """Delete a log start offset that a higher one has replaced."""
-        await self._store.delete(
-            keys.log_start_key(self._prefix, tp, lower.offset, lower.after_epoch)
-        )
+        await self._delete(keys.log_start_key(self._prefix, tp, lower.offset, lower.after_epoch))
 
     @measured
     async def put_partition_note(self, tp: TopicIdPartition, content: bytes) -> None:
         """Store an operator's decision about a log that began again."""
-        await self._store.put(keys.log_history_key(self._prefix, tp), content)
+        await self._put(keys.log_history_key(self._prefix, tp), content)
 
     @measured
     async def put_past_changed(self, tp: TopicIdPartition) -> None:
         """Tell those who look only at the ends of a partition that its past has changed. The
         content is new each time, because versions may come from it.
         """
-        await self._store.put(keys.past_changed_key(self._prefix, tp), f"{uuid4()}\n".encode())
+        await self._put(keys.past_changed_key(self._prefix, tp), f"{uuid4()}\n".encode())
 
     @measured
     async def put_partition_deletion(self, tp: TopicIdPartition, content: bytes) -> None:
@@ -256,11 +286,11 @@ class ArchiveObjects:
             if isinstance(listed, LogStartObject):
                 await self.delete_log_start_offset(tp, listed)
             elif isinstance(listed, LogHistoryObject | PastChangedObject):
-                await self._store.delete(listed.stored.key)
+                await self._delete(listed.stored.key)
         await self.forget_records(tp)
         await self.delete_retention_step(tp)
         await self.forget_published_conditions(tp)
-        await self._store.delete(keys.partition_deletion_key(self._prefix, tp))
+        await self._delete(keys.partition_deletion_key(self._prefix, tp))
 
     def name_fault(self, topic: str, topic_id: UUID) -> str | None:
         """Why the store cannot hold the topic, as a sentence. None: it can. Never blocks."""
@@ -280,7 +310,7 @@ class ArchiveObjects:
 
     @measured
     async def put_archiver_positions(self, archiver: UUID, content: bytes) -> None:
-        await self._store.put(self.archiver_positions_key(archiver), content)
+        await self._put(self.archiver_positions_key(archiver), content)
 
     async def list_archiver_positions(self) -> AsyncIterator[StoredObject]:
         """The positions of every archiver that has not deleted its own."""
@@ -295,13 +325,13 @@ class ArchiveObjects:
 
     @measured
     async def delete_archiver_positions(self, key: str) -> None:
-        await self._store.delete(key)
+        await self._delete(key)
 
     # --- collected metadata: copies of the metadata of a topic's segments -------------------------
 
     @measured
     async def put_collected_metadata(self, topic_id: UUID, content: bytes) -> None:
-        await self._store.put(keys.collected_metadata_key(self._prefix, topic_id), content)
+        await self._put(keys.collected_metadata_key(self._prefix, topic_id), content)
 
     @measured
     async def get_collected_metadata(self, topic_id: UUID) -> bytes | None:
@@ -316,6 +346,13 @@ class ArchiveObjects:
             if keys.parse_topic_description_key(self._prefix, stored.key) is not None:
                 yield stored
 
+    async def described_topics(self) -> AsyncIterator[UUID]:
+        """The ids of the topics that have a description."""
+        async for stored in self.list_topic_descriptions():
+            topic_id = keys.parse_topic_description_key(self._prefix, stored.key)
+            if topic_id is not None:
+                yield topic_id
+
     @measured
     async def get_topic_description(self, key: str) -> bytes:
         """`key`: a listed key. Raises ObjectNotFound if it was deleted since."""
@@ -328,13 +365,65 @@ class ArchiveObjects:
 
     @measured
     async def delete_topic_description(self, topic_id: UUID) -> None:
-        await self._store.delete(keys.topic_description_key(self._prefix, topic_id))
+        await self._delete(keys.topic_description_key(self._prefix, topic_id))
+
+    # --- topics of a restored cluster, and the logs that they continue ----------------------------
+
+    @measured
+    async def read_continued_topics(self) -> None:
+        """One listing, into `continued`."""
+        log_ids: dict[UUID, UUID] = {}
+        async for stored in self._store.list(keys.continued_topics_folder(self._prefix)):
+            if (pair := keys.parse_continued_topic_key(self._prefix, stored.key)) is not None:
+                log_ids[pair[0]] = pair[1]
+            if len(log_ids) == LISTED_AT_ONCE:
+                self.continued.add(log_ids)
+                log_ids = {}
+                await asyncio.sleep(0)
+        self.continued.add(log_ids)
+
+    async def renew_continued_topics(self) -> None:
+        """As `read_continued_topics`. No request for an archive that was never another cluster's,
+        as far as this process has read its identity.
+        """
+        if self._identity.was_handed_over:
+            await self.read_continued_topics()
+
+    async def check_own_log(self, tp: TopicIdPartition) -> None:
+        """For an archiver that is about to begin the archive of a partition. Raises
+        StorageUnavailable if its records belong to the log of another topic id.
+        """
+        await self.renew_continued_topics()
+        if self.continued.continues(tp.topic_id):
+            raise StorageUnavailable(
+                f"{tp} continues an archived log since a moment ago: it is archived there"
+            )
+
+    @measured
+    async def put_continued_topic(self, continued: ContinuedTopic) -> bool:
+        """False: that was recorded before, and stays as it is."""
+        key = self._continued_topic_key(continued.topic, continued.topic_id, continued.log_id)
+        return await self._store.put_new(key, encode_continued_topic(continued))
+
+    @measured
+    async def get_continued_topic(self, topic: str, topic_id: UUID) -> ContinuedTopic | None:
+        """`topic_id`: at the brokers. None: it continues no log, as of `continued`. Raises
+        CorruptSegment.
+        """
+        if not self.continued.continues(topic_id):
+            return None
+        key = self._continued_topic_key(topic, topic_id, self.continued.log_id(topic_id))
+        raw = await self._get(key)
+        return None if raw is None else decode_continued_topic(raw, key)
+
+    def _continued_topic_key(self, topic: str, topic_id: UUID, log_id: UUID) -> str:
+        return keys.continued_topic_key(self._prefix, topic, topic_id, log_id)
 
     # --- conditions that archivers publish; the folder is usually empty ---------------------------
 
     @measured
     async def put_conditions(self, tp: TopicIdPartition | None, name: str, content: bytes) -> None:
-        await self._store.put(keys.conditions_key(self._prefix, tp, name), content)
+        await self._put(keys.conditions_key(self._prefix, tp, name), content)
 
     @measured
     async def get_conditions(self, listed: ConditionsObject) -> bytes | None:
@@ -342,7 +431,7 @@ class ArchiveObjects:
 
     @measured
     async def delete_conditions(self, tp: TopicIdPartition | None, name: str) -> None:
-        await self._store.delete(keys.conditions_key(self._prefix, tp, name))
+        await self._delete(keys.conditions_key(self._prefix, tp, name))
 
     @measured
     async def list_published_conditions(self) -> list[ConditionsObject]:
@@ -354,7 +443,7 @@ class ArchiveObjects:
         for conditions_object in await self._published_conditions(
             keys.partition_folder(keys.conditions_folder(self._prefix), tp)
         ):
-            await self._store.delete(conditions_object.key)
+            await self._delete(conditions_object.key)
 
     async def _published_conditions(self, folder: str) -> list[ConditionsObject]:
         return [
@@ -390,7 +479,7 @@ class ArchiveObjects:
 
     @measured
     async def delete_journal(self, archiver: UUID, number: int) -> None:
-        await self._store.delete(self.journal_key(archiver, number))
+        await self._delete(self.journal_key(archiver, number))
 
     async def list_journals(self) -> AsyncIterator[tuple[UUID, int, StoredObject]]:
         """Every object of every archiver's journal, by archiver and number."""
@@ -407,7 +496,7 @@ class ArchiveObjects:
         """`url`: without secrets. Writes nothing if it is noted already."""
         key = keys.mirror_key(self._prefix, uuid5(NAMESPACE_URL, url))
         if await self._get(key) is None:
-            await self._store.put(key, url.encode() + b"\n")
+            await self._put(key, url.encode() + b"\n")
 
     async def list_mirrors(self) -> list[tuple[str, str]]:
         """The URL of each copy, and the key of its note. Raises RemoteStorageError."""
@@ -447,7 +536,7 @@ class ArchiveObjects:
 
     @measured
     async def delete_cluster_state(self, state: ClusterStateObject) -> None:
-        await self._store.delete(state.key)
+        await self._delete(state.key)
 
     # --- records: the offsets that a partition's archive must hold --------------------------------
 
@@ -462,7 +551,7 @@ class ArchiveObjects:
         self, tp: TopicIdPartition, first: int, last: int, content: bytes
     ) -> None:
         """Only the key counts; `content` is for people. May be repeated."""
-        await self._store.put(keys.archive_gap_key(self._prefix, tp, first, last), content)
+        await self._put(keys.archive_gap_key(self._prefix, tp, first, last), content)
 
     async def list_archive_gaps(self, tp: TopicIdPartition) -> AsyncIterator[tuple[int, int]]:
         """Offsets that were lost before they could be copied, both inclusive."""
@@ -473,7 +562,7 @@ class ArchiveObjects:
 
     @measured
     async def put_finished_offsets(self, tp: TopicIdPartition, content: bytes) -> None:
-        await self._store.put(keys.finished_offsets_key(self._prefix, tp), content)
+        await self._put(keys.finished_offsets_key(self._prefix, tp), content)
 
     @measured
     async def get_finished_offsets(self, tp: TopicIdPartition) -> bytes | None:
@@ -484,14 +573,14 @@ class ArchiveObjects:
         """For a partition without segments; may be repeated after a failure."""
         gaps = [gap async for gap in self.list_archive_gaps(tp)]
         for gap in gaps:
-            await self._store.delete(keys.archive_gap_key(self._prefix, tp, *gap))
-        await self._store.delete(keys.finished_offsets_key(self._prefix, tp))
+            await self._delete(keys.archive_gap_key(self._prefix, tp, *gap))
+        await self._delete(keys.finished_offsets_key(self._prefix, tp))
 
     # --- planned deletions, so that a restarted process and other processes see them --------------
 
     @measured
     async def put_retention_step(self, tp: TopicIdPartition, content: bytes) -> None:
-        await self._store.put(keys.retention_step_key(self._prefix, tp), content)
+        await self._put(keys.retention_step_key(self._prefix, tp), content)
 
     @measured
     async def get_retention_step(self, tp: TopicIdPartition) -> bytes | None:
@@ -499,11 +588,11 @@ class ArchiveObjects:
 
     @measured
     async def delete_retention_step(self, tp: TopicIdPartition) -> None:
-        await self._store.delete(keys.retention_step_key(self._prefix, tp))
+        await self._delete(keys.retention_step_key(self._prefix, tp))
 
     @measured
     async def put_cluster_topics(self, cluster_id: str, content: bytes) -> None:
-        await self._store.put(keys.cluster_topics_key(self._prefix, cluster_id), content)
+        await self._put(keys.cluster_topics_key(self._prefix, cluster_id), content)
 
     @measured
     async def get_cluster_topics(self, cluster_id: str) -> bytes | None:
@@ -513,7 +602,7 @@ class ArchiveObjects:
     async def put_topic_cluster(self, topic: str, topic_id: UUID, cluster_id: str) -> None:
         """Record the cluster in which the topic exists."""
         content = cluster_id.encode() + b"\n"
-        await self._store.put(keys.topic_cluster_key(self._prefix, topic, topic_id), content)
+        await self._put(keys.topic_cluster_key(self._prefix, topic, topic_id), content)
 
     @measured
     async def get_topic_cluster(self, topic: str, topic_id: UUID) -> str | None:
@@ -525,9 +614,9 @@ class ArchiveObjects:
     @measured
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         """Delete the remaining objects of a topic without partitions; may be repeated."""
-        await self._store.delete(keys.collected_metadata_key(self._prefix, topic_id))
-        await self._store.delete(keys.topic_description_key(self._prefix, topic_id))
-        await self._store.delete(keys.topic_cluster_key(self._prefix, topic, topic_id))
+        await self._delete(keys.collected_metadata_key(self._prefix, topic_id))
+        await self._delete(keys.topic_description_key(self._prefix, topic_id))
+        await self._delete(keys.topic_cluster_key(self._prefix, topic, topic_id))
 
     async def store_clock_ms(self) -> int | None:
         """Epoch ms by the store's own clock; None: the store does not tell its time."""

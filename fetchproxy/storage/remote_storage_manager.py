@@ -14,7 +14,7 @@ from fetchproxy.model import AnySegment, ByteRange, RemoteLogSegmentMetadata
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.segments.object_keys import SegmentFile, SegmentKey
-from fetchproxy.storage.archive_identity import OwnIdentity
+from fetchproxy.storage.archive_identity import AT_ONCE_S, OwnIdentity
 from fetchproxy.storage.packed_logs import (
     LogSegmentData,
     PackedLogs,
@@ -141,6 +141,7 @@ class RemoteStorageManager:
 
         The metadata is deleted last, so that a repeated deletion still finds the segment.
         """
+        await self._identity.check_owner(AT_ONCE_S)
         kept_for_last = {SegmentFile.METADATA, *([] if segment.packed else [SegmentFile.PACKING])}
         for file in SegmentFile:
             if file not in kept_for_last:
@@ -155,12 +156,14 @@ class RemoteStorageManager:
         """`file`: INDEX, TXN or EPOCHS, which can be derived from the log."""
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
+        await self._identity.check_owner()
         if segment.packed:
             return await self._packed.put_file(segment, file, content)
         await self._store.put(self.object_key(segment, file), content)
 
     @measured
     async def delete_txn_index(self, segment: AnySegment) -> None:
+        await self._identity.check_owner()
         await self._store.delete(self.object_key(segment, SegmentFile.TXN))
 
     @measured

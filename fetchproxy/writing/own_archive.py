@@ -25,7 +25,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.observability.health import Condition, Health, Kind
-from fetchproxy.storage.archive_identity import ArchiveIdentity, OwnIdentity
+from fetchproxy.storage.archive_identity import AT_ONCE_S, ArchiveIdentity, OwnIdentity
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.archive_health import mirror_in_words
 from fetchproxy.writing.deletion.retention import effective_retention
@@ -159,7 +159,9 @@ class OwnArchive:
             if self.archives:
                 await self._check_none_expected(was_seen)
             return _Examined(None, own_identity, marker)
-        check_is_of_cluster(stored_identity, cluster_id)
+        stored_identity.check_is_of_cluster(cluster_id)
+        self._identity.belongs_to(cluster_id)
+        await self._objects.renew_continued_topics()  # before anybody asks for the topics' logs
         if self.archives and not self.create and not was_seen:
             await self._check_has_what_was_trimmed()
         return _Examined(stored_identity, own_identity, marker)
@@ -296,13 +298,14 @@ class OwnArchive:
         return effective_retention(archive, topic.name, settings).trims_locally
 
 
-def check_is_of_cluster(identity: ArchiveIdentity, cluster_id: str | None) -> None:
-    """Raises ArchiveMismatch if the archive is another cluster's."""
-    if None not in (identity.cluster_id, cluster_id) and identity.cluster_id != cluster_id:
-        raise ArchiveMismatch(
-            f"cluster.bootstrap: the archive at store.url belongs to the cluster "
-            f"{identity.cluster_id}, and the brokers are of the cluster {cluster_id}"
-        )
+async def check_is_own_archive(storage: RemoteStorage, cluster: Cluster) -> None:
+    """For a job that works for `cluster`, before it looks up topics. From now on each of its writes
+    is checked, too. Raises ArchiveMismatch, RemoteStorageError, ClusterError.
+    """
+    identity, objects = storage.identity, storage.objects
+    identity.belongs_to(await cluster.cluster_id())
+    await identity.check_owner(AT_ONCE_S)
+    await objects.renew_continued_topics()
 
 
 async def state_metadata_topic(identity: OwnIdentity, topic_name: str) -> None:

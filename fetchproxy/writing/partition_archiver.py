@@ -54,10 +54,12 @@ log = structlog.get_logger(__name__)
 @dataclass(eq=False, repr=False)
 class PartitionArchiver:
     """Archives one partition in turns. `may_go_on` is called before each copy. A copy that has
-    begun may finish. `on_lost` is called with offsets that were lost before they could be copied,
-    once for each, from `log_start_offset` on if nothing is archived. None: from the log start at
-    the first turn on. `is_bare`: a look at many partitions has shown no object of this one. Then
-    its first copy needs no look of its own but the last one, which decides (`_confirm`).
+    begun may finish. `check_own_log` raises if the records belong to another log: it is called
+    before the first records of an archive are read, and before they are copied. `on_lost` is called
+    with offsets that were lost before they could be copied, once for each, from `log_start_offset`
+    on if nothing is archived. None: from the log start at the first turn on. `is_bare`: a look at
+    many partitions has shown no object of this one. Then its first copy needs no look of its own
+    but the last one, which decides (`_confirm`).
     """
 
     tp: TopicIdPartition
@@ -67,6 +69,7 @@ class PartitionArchiver:
     copier: SegmentCopier
     truncation: LogTruncation
     records: CompletenessRecords
+    check_own_log: Callable[[TopicIdPartition], Awaitable[None]]
     may_go_on: Callable[[], bool] = lambda: True
     on_lost: Callable[[Offsets], None] = lambda offsets: None
     log_start_offset: int | None = None
@@ -265,6 +268,7 @@ class PartitionArchiver:
             log_start = self.log_start_offset
             if log_start is None:
                 log_start = await self.accumulator.find_log_start()
+            await self.check_own_log(self.tp)
             resumed.position = max(log_start, resumed.raised_log_start)
         while True:
             accumulated = await self.accumulator.accumulate(
@@ -303,6 +307,8 @@ class PartitionArchiver:
             if view.log_end_offset != resumed.archive_end:
                 await self._follow_other_copy(resumed, view)
                 return
+        if resumed.archive_end is None:
+            await self.check_own_log(self.tp)  # it may have become a continued log since
         try:
             finished = await self.copier.copy(
                 segment, resumed.lineage, lambda: self._confirm(resumed, segment)

@@ -183,6 +183,7 @@ class ArchiverParts:
             rsm,
             rlmm,
             topic_config=self.topic_config,
+            check_owner=objects.check_owner,
             wall_clock_ms=clock,
             published_conditions=self.published_conditions,
             limits=limits,
@@ -204,6 +205,7 @@ class ArchiverParts:
             copier=self.copier,
             truncation=self.truncation,
             records=CompletenessRecords(self._objects, tp),
+            check_own_log=self._objects.check_own_log,
             **more,
         )
 

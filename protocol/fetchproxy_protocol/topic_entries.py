@@ -27,12 +27,20 @@ _NO_EPOCH = (-1,)
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: no leader at the moment."""
+    """`topic_id` is the zero UUID on brokers before 2.8. Leader -1: no leader at the moment.
+
+    `renamed_from`: the id that brokers know, if the caller has replaced it by another one.
+    """
 
     topic_id: UUID
     name: str
     is_internal: bool
     leaders: Mapping[int, tuple[int, int]]  # partition -> (leader node id or -1, leader epoch)
+    renamed_from: UUID | None = None
+
+    @property
+    def id_at_brokers(self) -> UUID:
+        return self.renamed_from or self.topic_id
 
 
 @dataclass(slots=True)

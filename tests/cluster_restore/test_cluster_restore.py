@@ -21,7 +21,18 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 # Every step at which a restore of a new topic may be killed.
-STEPS = ("register", "create", "raise", "place", "hand over", "leave", "prove", "groups", "rights")
+STEPS = (
+    "register",
+    "create",
+    "continue",
+    "raise",
+    "place",
+    "hand over",
+    "leave",
+    "prove",
+    "groups",
+    "rights",
+)
 
 
 async def restored(bootstrap: str, order: RestoreOrder) -> RestoreReport:

@@ -324,4 +324,4 @@ def test_the_file_of_a_restore(tmp_path: Path) -> None:
 def test_phantoms_may_be_there_from_their_registration_to_their_end() -> None:
     job = RestoreJob("c", 5, ())
     may = [step for step in RestoreStep if job.at(step).has_phantoms]
-    assert may == list(RestoreStep)[1:8]
+    assert may == list(RestoreStep)[1:9]

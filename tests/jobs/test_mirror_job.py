@@ -30,8 +30,13 @@ from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.description import decode_segment, encode_segment
-from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile, is_key
-from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
+from fetchproxy.segments.object_keys import (
+    LAYOUT_OBJECT,
+    SegmentFile,
+    continued_topic_key,
+    is_key,
+)
+from fetchproxy.storage.archive_identity import ArchiveIdentity, HandedOver, encode_identity
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import AtRest
 from fetchproxy.storage.remote_storage import RemoteStorage
@@ -491,6 +496,26 @@ async def test_after_a_cut_over_the_archive_is_at_the_other_place(
         mirrored(a, b)
     with pytest.raises(ArchiveMismatch, match="has moved to"):
         mirrored(a, tmp_path / "third")
+
+
+async def test_a_mirror_follows_an_archive_that_was_handed_over(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    whose = ArchiveIdentity(TP.topic_id, "lost", "store")
+    (a / PREFIX / LAYOUT_OBJECT).write_bytes(encode_identity(whose))
+    mirrored(a, b)
+    handed = replace(whose, cluster_id="new", handed_over=HandedOver("lost", 1))
+    (a / PREFIX / LAYOUT_OBJECT).write_bytes(encode_identity(handed))
+    record = continued_topic_key(PREFIX + "/", TP.topic, UUID(int=9), TP.topic_id)
+    (a / record).parent.mkdir(parents=True)
+    (a / record).write_bytes(b"{}")
+
+    mirrored(a, b)
+
+    assert b"cluster-id new\n" in (b / PREFIX / LAYOUT_OBJECT).read_bytes()
+    assert (b / record).read_bytes() == b"{}"
+    assert mirrored(a, b, cut_over=True).cut_over
+    assert (b / PREFIX / LAYOUT_OBJECT).read_bytes() == encode_identity(handed)
 
 
 async def test_an_archiver_that_is_heard_refuses_the_cut_over(

@@ -95,6 +95,7 @@ class SteeredManager(RemoteLogManager):
                 copier=self.copier,
                 truncation=self.truncation,
                 records=CompletenessRecords(self.storage.objects, tp),
+                check_own_log=self.storage.objects.check_own_log,
             )
             self._archivers[tp] = archiver, accumulator
         archiver, accumulator = self._archivers[tp]

@@ -18,6 +18,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.gateway import served_archive as archived_knowledge
 from fetchproxy.serving.gateway.served_archive import ArchivedKnowledge
+from fetchproxy.storage.continued_topics import ContinuedTopics
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX
 
@@ -40,7 +41,10 @@ class Archive:
         self.rlmm = StoreBackedRemoteLogMetadataManager(RemoteStorage(self.store), MetadataConfig())
         self.other = StoreBackedRemoteLogMetadataManager(RemoteStorage(inner), MetadataConfig())
         self.later_s = 0.0
-        self.knowledge = ArchivedKnowledge(self.rlmm, self.clock, SparingWarnings(self.clock))
+        self.continued = ContinuedTopics()
+        self.knowledge = ArchivedKnowledge(
+            self.rlmm, self.continued, self.clock, SparingWarnings(self.clock)
+        )
 
     def clock(self) -> float:
         return asyncio.get_running_loop().time() + self.later_s
@@ -173,3 +177,16 @@ async def test_after_an_outage_lists_are_read_again(monkeypatch: pytest.MonkeyPa
         async with asyncio.timeout(60):
             while not await archive.knowledge.may_be_archived(TP.topic_id, archive.clock()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
+
+
+async def test_an_id_that_continues_another_log_is_not_called_unarchived() -> None:
+    """The topic was looked up before the archive said so: its client would skip the archive."""
+    async with opened(runs=False, archived=True) as archive:
+        at_brokers, now = UUID(int=9), archive.clock()
+        assert not await archive.knowledge.may_be_archived(at_brokers, now)
+        archive.continued.add({at_brokers: TP.topic_id})
+        with pytest.raises(RemoteStorageError, match="continues another log"):
+            await archive.knowledge.may_be_archived(at_brokers, now)
+        with pytest.raises(RemoteStorageError, match="continues another log"):
+            await archive.knowledge.archived_among({TP.topic_id, at_brokers})
+        assert await archive.knowledge.may_be_archived(TP.topic_id, now)

@@ -50,6 +50,7 @@ from fetchproxy.serving.gateway.served_archive import (
     ArchiveStarts,
     ServedArchive,
 )
+from fetchproxy.storage.continued_topics import ContinuedTopics
 from fetchproxy.storage.remote_storage import RemoteStorage
 
 # NEVER: an archiver here has the topic, but nothing of it yet. OTHER: nobody archives it.
@@ -348,7 +349,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             rlmm=rlmm,
             views=views,
             purgatory=purgatory,
-            knowledge=ArchivedKnowledge(rlmm, clock, warnings),
+            knowledge=ArchivedKnowledge(rlmm, ContinuedTopics(), clock, warnings),
             starts=ArchiveStarts(cast("Cluster", cluster), rlmm, views),
             positions=positions,
             is_archiving=lambda tp: tp.topic == NEVER,

@@ -30,6 +30,7 @@ from fetchproxy.serving.gateway.served_archive import (
     TopicName,
     TopicsOfConnection,
 )
+from fetchproxy.storage.continued_topics import ContinuedTopics
 from fetchproxy.storage.remote_storage import RemoteStorage
 
 LOOKS = 10
@@ -51,7 +52,9 @@ async def opened(
         cluster_type(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
         StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
-        knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
+        knowledge = ArchivedKnowledge(
+            rlmm, ContinuedTopics(), loop.time, SparingWarnings(loop.time)
+        )
         yield ArchivedTopics(cluster, rlmm, knowledge, clock, max_age_s)
 
 

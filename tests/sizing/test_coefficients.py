@@ -36,6 +36,7 @@ CONSTANTS = {
     + DAY_S / 60,
     "proxy_listings": DAY_S / POSITIONS_LOOK_INTERVAL_S + DAY_S / LIST_INTERVAL_S,
     "positions_reads": DAY_S / POSITIONS_LOOK_INTERVAL_S,
+    "owner_reads": DAY_S / HEARTBEAT_INTERVAL_S,
     "refresh_looks": DAY_S * 1000 / LIMITS.remote_refresh_interval_ms,
     "retention_looks": DAY_S * 1000 / LIMITS.retention_check_interval_ms,
     "replay_looks": DAY_S * 1000 / MetadataConfig().view_age_max_ms,

@@ -120,9 +120,10 @@ async def running_archiver(
     config, limits = section_and_limits(
         ArchiveConfig, WritingLimits, topics=topics, **{**QUICK, **changes}
     )
+    # Patient with a busy machine; a test that kills its broker waits this long for an error.
+    brokers = ClusterConfig(bootstrap=bootstrap, request_max_ms=12_000)
     async with (
-        # Patient with a busy machine; a test that kills its broker waits this long for an error.
-        Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=12_000)) as cluster,
+        Cluster(brokers, continued=archive.storage.objects.continued) as cluster,
         open_local_indexes(config, archive.storage.rsm, limits) as local_indexes,
         asyncio.TaskGroup() as tasks,
     ):

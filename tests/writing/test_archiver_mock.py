@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import structlog
@@ -29,7 +30,9 @@ from test_segment_writer import small_disk
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.segments.continued_topic import ContinuedTopic
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.storage.archive_identity import ArchiveIdentity, HandedOver
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from lab.mock_cluster import MockCluster
@@ -343,6 +346,33 @@ async def test_what_another_archiver_has_copied_meanwhile_is_not_copied_again(
         await until(manager, archived_up_to(TOPIC, {0: 200}))
         await slow.view(tp)
         assert slow.rlmm.list_remote_log_segments(tp) == copied
+
+
+async def test_a_topic_that_continues_a_log_since_a_moment_ago_is_archived_there(
+    mock_cluster: MockCluster, producer: Producer
+) -> None:
+    """The archiver has its first records already, under the id that brokers know."""
+    produce(producer, 100)
+    async with open_archive(MemoryObjectStore()) as archive:
+        identity = ArchiveIdentity(uuid4(), handed_over=HandedOver("old", 1))
+        await archive.storage.identity.state(identity)
+        async with running_archiver(
+            mock_cluster.bootstrap,
+            archive,
+            TOPIC,
+            segment_age_max_ms=600_000,
+            segment_bytes_max=30_000,
+        ) as (manager, cluster):
+            await until(manager, lambda statuses: any(s.accumulated_bytes > 0 for s in statuses))
+            tp = (await tps(cluster, TOPIC))[0]
+            log = tp._replace(topic_id=uuid4())
+            await archive.storage.objects.put_continued_topic(
+                ContinuedTopic(TOPIC, tp.topic_id, log.topic_id, "new", (0,), 1)
+            )
+            await asyncio.to_thread(produce, producer, 1_000)
+            await until(manager, lambda statuses: any(s.archive_end for s in statuses))
+        assert {one.topic_id for one in await archive.rlmm.list_partitions()} == {log.topic_id}
+        assert (await archive.view(log)).log_start_offset == 0
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from fetchproxy.errors import DamagedObject, ObjectNotFound, StorageUnavailable
 from fetchproxy.model import ByteRange, TopicIdPartition
 from fetchproxy.observability.health import Kind
 from fetchproxy.segments.journal import JournalEntry, JournalPlace, JournalTable, PlacedEntry
+from fetchproxy.storage.archive_identity import ArchiveIdentity, HandedOver
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from fetchproxy.storage.stores.object_store import Content
@@ -90,6 +91,7 @@ async def recovery(
     async with Spool(None, encrypted=archive.storage.packed.encrypts) as spool:
         yield JournalRecovery(
             archive.storage.objects,
+            archive.storage.identity,
             archive.storage.at_rest,
             archive.rlmm,
             copier,
@@ -135,6 +137,28 @@ async def test_all_records_are_there_when_brokers_and_archiver_are_gone(
             assert len((await archive.view(tp)).segments) > 1
             assert await archive.batches(tp) == batches
         assert await tables_in(archive) == []
+
+
+async def test_what_a_cluster_wrote_before_it_lost_the_archive_stays_out(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    """Its offsets may be those of the new cluster's records by now."""
+    async with open_archive(tmp_path / "store") as archive:
+        async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, **OPEN) as (
+            manager,
+            _,
+        ):
+            await asyncio.to_thread(produce, mock_cluster, 300)
+            await until_safe(manager, 300)
+        handed = HandedOver("old", 1_700_000_000_000)
+        await archive.storage.identity.state(
+            ArchiveIdentity(uuid.uuid4(), "new", handed_over=handed)
+        )
+        async with recovery(archive) as one:
+            tables, faults = await one.tables()
+    assert tables == []
+    assert faults
+    assert all("belongs to the cluster new since 2023" in fault for fault in faults)
 
 
 async def test_it_continues_what_is_archived(mock_cluster: MockCluster, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from failing_store import FailingStore
@@ -20,11 +21,12 @@ from taken_settings import take_into
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfig
-from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.errors import ArchiveMismatch, ClusterError, RemoteStorageError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import headlines
-from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.storage.archive_identity import ArchiveIdentity, HandedOver, encode_identity
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
@@ -144,11 +146,25 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
             planted.storage.rsm,
             rlmm,
             topic_config=lambda _: topic_config,
+            check_owner=planted.storage.objects.check_owner,
             wall_clock_ms=lambda: 1_000_000,
             published_conditions=published_conditions,
             limits=limits,
         )
         yield Trimming(broker, store, local, topic_config, planted, published_conditions)
+
+
+async def test_nothing_is_trimmed_by_an_archive_that_is_another_clusters() -> None:
+    """Above the seam it has that cluster's records, and these brokers have theirs alone."""
+    async with trimming() as world:
+        identity, whose = world.planted.storage.identity, ArchiveIdentity(uuid4(), "old")
+        await identity.state(whose)
+        identity.belongs_to("old")
+        handed = replace(whose, cluster_id="new", handed_over=HandedOver("old", 1))
+        await world.store.put(f"archive/{LAYOUT_OBJECT}", encode_identity(handed))
+        with pytest.raises(ArchiveMismatch, match="belongs to the cluster new"):
+            await world.local.trim(TP)
+        assert world.broker.deletions == 0
 
 
 async def test_it_is_sent_at_an_interval() -> None:

@@ -69,6 +69,7 @@ class World:
             copier=self.copier,
             truncation=self.truncation,
             records=CompletenessRecords(self.storage.objects, TP),
+            check_own_log=self.storage.objects.check_own_log,
         )
 
     async def served(self) -> list[tuple[int, int]]:

@@ -25,6 +25,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.cooperative import forget
+from fetchproxy.storage.continued_topics import ContinuedTopics
 
 log = structlog.get_logger(__name__)
 
@@ -57,9 +58,13 @@ class ArchivedKnowledge:
     nothing. Nearly all callers use the last list at once: even a long outage does not touch topics
     that were never archived. Only a reader whose offset is out of range needs a list that was read
     after that, because its client would skip records. `clock` gives loop time in seconds.
+
+    The same list tells which topics continue the log of another topic id (`_continued`). A caller
+    that looked up a topic before, and asks about it now, has the wrong id: nothing is known of it.
     """
 
     _rlmm: RemoteLogMetadataManager
+    _continued: ContinuedTopics
     _clock: Callable[[], float]
     _warnings: SparingWarnings
     _failure: Exception | None = None  # of the last attempt
@@ -69,7 +74,9 @@ class ArchivedKnowledge:
 
         Raises RemoteStorageError if no list was ever read.
         """
-        return (await self.topics()).intersection(topic_ids)
+        archived_ids = await self.topics()
+        self._check_ids(topic_ids)
+        return archived_ids.intersection(topic_ids)
 
     async def may_be_archived(self, topic_id: UUID, not_older_than: float) -> bool:
         """False: the topic is not in a list that was read since `not_older_than` (loop time, s);
@@ -78,7 +85,14 @@ class ArchivedKnowledge:
         known = self._rlmm.known_archived_topics()
         if known is not None and topic_id in known[0]:
             return True
-        return topic_id in await self.topics(not_older_than)
+        archived_ids = await self.topics(not_older_than)
+        self._check_ids([topic_id])
+        return topic_id in archived_ids
+
+    def _check_ids(self, topic_ids: Iterable[UUID]) -> None:
+        """Raises RemoteStorageError."""
+        if self._continued and any(map(self._continued.continues, topic_ids)):
+            raise RemoteStorageError("a topic continues another log since its id was looked up")
 
     async def topics(self, not_older_than: float = float("-inf")) -> frozenset[UUID]:
         """All topics that may be archived, see `may_be_archived`."""

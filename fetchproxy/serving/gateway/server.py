@@ -88,7 +88,7 @@ async def open_gateway(
         rlmm=rlmm,
         views=views,
         purgatory=purgatory,
-        knowledge=ArchivedKnowledge(rlmm, listener.clock, listener.warnings),
+        knowledge=ArchivedKnowledge(rlmm, cluster.continued, listener.clock, listener.warnings),
         starts=ArchiveStarts(cluster, rlmm, views),
         positions=positions,
         is_archiving=is_archiving,

@@ -10,7 +10,7 @@ partition.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from uuid import UUID
 
@@ -89,7 +89,8 @@ def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
 @dataclass(eq=False, repr=False)
 class LocalRetention:
     """Deletes archived records from the brokers. One for all partitions. `topic_config`: a topic's
-    settings as last read. None: not known.
+    settings as last read. None: not known. `check_owner` raises if the archive is another cluster's
+    by now.
     """
 
     config: ArchiveConfig
@@ -98,6 +99,7 @@ class LocalRetention:
     rlmm: RemoteLogMetadataManager
     _: KW_ONLY
     topic_config: Callable[[UUID], Mapping[str, str] | None]
+    check_owner: Callable[[], Awaitable[None]]
     wall_clock_ms: Callable[[], int]
     published_conditions: PublishedConditions
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
@@ -172,6 +174,7 @@ class LocalRetention:
                 error="the leader's log below this offset differs from the archived log",
             )
             return False
+        await self.check_owner()  # another cluster's archive has other records above its start
         low_watermark = await delete_records(self.cluster, tp, whole_to)
         LOCAL_LOG_TRIMMED.labels(tp.topic).inc()
         log.info(

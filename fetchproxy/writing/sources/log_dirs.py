@@ -584,7 +584,9 @@ class LogDirsAccumulator(SegmentAccumulator):
         self, log_dirs: Sequence[LogDir], position: int, log_offsets: LogOffsets
     ) -> RolledSegment | None:
         """The inactive segment that holds `position`, if it can be copied already."""
-        folder = log_dir_of(log_dirs, self.tp)
+        topic = self.cluster.cached_topic_by_id(self.tp.topic_id)
+        id_there = self.tp.topic_id if topic is None else topic.id_at_brokers
+        folder = log_dir_of(log_dirs, self.tp._replace(topic_id=id_there))
         segments, txn_indexes = list_partition(folder)
         if segments and position < segments[0]:
             message = f"{folder} begins at {segments[0]}, above {position}"
