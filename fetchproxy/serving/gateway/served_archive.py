@@ -20,7 +20,8 @@ from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
+from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
+from fetchproxy.metadata.remote_reads import ReadableArchive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
@@ -59,7 +60,7 @@ class ArchivedKnowledge:
     after that, because its client would skip records. `clock` gives loop time in seconds.
     """
 
-    _rlmm: RemoteLogMetadataManager
+    _rlmm: ReadableArchive
     _clock: Callable[[], float]
     _warnings: SparingWarnings
     _failure: Exception | None = None  # of the last attempt
@@ -166,7 +167,7 @@ class ArchivedTopics:
     """
 
     _cluster: Cluster
-    _rlmm: RemoteLogMetadataManager
+    _rlmm: ReadableArchive
     _knowledge: ArchivedKnowledge
     _clock: Callable[[], float]
     _max_age_s: float
@@ -517,7 +518,7 @@ class ServedArchive:
     """
 
     cluster: Cluster
-    rlmm: RemoteLogMetadataManager
+    rlmm: ReadableArchive
     views: LeaderViews
     purgatory: RemoteFetchPurgatory
     knowledge: ArchivedKnowledge
