@@ -169,7 +169,7 @@ async def _archived_ends(
             if view.log_end_offset is not None:
                 ends[topic_id, number] = view.log_end_offset
             copy = copy_state(view)
-            copies += [] if copy is None else [copy]
+            copies.extend([] if copy is None else [copy])
 
     archived = {topic_id for _, topic_id in await archive.storage.objects.list_topics()}
     await for_each(sorted(archived & names.keys()), read, _TOPICS_AT_ONCE)

@@ -1,7 +1,7 @@
-"""What the archive has of compacted logs, for a new cluster: whole copies, and what they lack. Pure.
+"""What the archive has of compacted logs for a new cluster: whole copies, and what they lack. Pure.
 
-A whole copy goes to the new brokers with its original batches: they have all of a compacted log, and
-compact it on. It begins at its first record, and ends where the new records begin.
+A whole copy goes to the new brokers with its original batches: brokers have all of a compacted log.
+It begins at its first record, and ends where the new records begin.
 """
 
 from __future__ import annotations

@@ -774,7 +774,7 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _info(
             "compacted_log_copied",
-            "the archive has a whole copy of a compacted log, made from its beginning, and shows it",
+            "a compacted log was copied from its beginning; readers see this copy from now on",
         ),
         _info("offsets_loaded", "committed offsets were read from their file"),
         _info(
