@@ -101,3 +101,51 @@ async def test_a_copy_grows_and_is_made_anew(kafka: KafkaServer, tmp_path: Path)
             )
         )
         assert size < 400_000
+
+
+async def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Whatever a killed archiver leaves behind: readers have one whole copy."""
+    topic = kafka.create_topic("killed-changelog", 1, COMPACTED)
+    keyed = KeyedLog(kafka, topic, random.Random(2))
+    await asyncio.to_thread(keyed.write, 30)
+    dice = random.Random(3)
+    numbers: set[int] = set()
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster,
+    ):
+        (tp,) = await tps(cluster, topic)
+        for kills in range(8):
+            lives_s = dice.uniform(0.2, 2.5)
+            await asyncio.to_thread(run_and_kill, kafka.bootstrap, tmp_path, topic, lives_s)
+            view = await archive.view(tp)
+            if view.history.compacted is not None and view.history.compacted.number:
+                numbers.add(view.history.compacted.number)
+                await assert_right(archive, tp, keyed)
+            else:
+                assert not view.segments
+            await asyncio.to_thread(keyed.write, 30 * (kills + 1))
+        async with running_archiver(
+            kafka.bootstrap, archive, NO_TOPIC, compacted_topics=topic, **QUICK
+        ) as (manager, _):
+            end = await stable_end(cluster, tp)
+            copy = await archived_to(manager, archive, tp, end)
+            await assert_right(archive, tp, keyed)
+        assert len({*numbers, copy.number}) > 1, "it was not made anew"
+
+
+def run_and_kill(bootstrap: str, folder: Path, topic: str, lives_s: float) -> None:
+    changes = json.dumps({**QUICK, "compacted_topics": topic})
+    command = [sys.executable, str(HERE / "archiver_process.py"), bootstrap, str(folder / "store")]
+    command += [str(folder / "spool"), NO_TOPIC, changes]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            assert process.stdout.readline() == b"running\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(lives_s)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
