@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +18,7 @@ from keyed_log import COMPACTED, KeyedLog, archived_records, last_values
 
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.model import CompactedCopy, TopicIdPartition
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from lab.kafka import KafkaServer
