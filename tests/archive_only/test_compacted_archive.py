@@ -67,3 +67,9 @@ def test_the_last_values_are_the_brokers(kafka: KafkaServer, tmp_path: Path) -> 
     assert set(of_broker[0]) <= set(archived[0])
     verified = fetchproxy("verify", "--store", store)
     assert verified.returncode == 0, verified.stdout
+    mirror, folder = (tmp_path / "mirror").as_uri(), tmp_path / "of-mirror"
+    mirrored = fetchproxy("mirror", "--from", store, "--to", mirror)
+    assert mirrored.returncode == 0, mirrored.stderr
+    folder.mkdir()
+    with ArchiveOnlyProcess(mirror, folder) as process:
+        assert read_confluent(process.bootstrap, topic, {0: end}, **COMMITTED) == archived

@@ -28,7 +28,11 @@ pytestmark = pytest.mark.kafka
 NO_TOPIC = "no topic"
 HERE = Path(__file__).parent
 # Copied anew as soon as it has doubled; segments far smaller than the log.
-QUICK = {"segment_bytes_max": 6_000, "compacted_copy_interval_min_ms": 0}
+QUICK = {
+    "segment_bytes_max": 6_000,
+    "compacted_copy_interval_min_ms": 0,
+    "retention_check_interval_ms": 200,
+}
 
 
 @pytest.fixture(scope="module")
