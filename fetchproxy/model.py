@@ -245,13 +245,14 @@ class CompactedCopy:
 
     `number`: the upper 64 bits of the ids of its segments; they have the time at which the copy was
     begun. 0: no copy is whole yet. `made_to`: the copy was read in one go below this offset, and
-    grew after that. `complete_to`: the copy lacks values of keys as long as it ends below this
-    offset. `caught_up_ms`: epoch ms at which the copy had all of the log; -1: never.
+    grew after that. `shown_to`: what it has from this offset on does not count yet, as it would
+    lack values of keys; -1: all counts. `caught_up_ms`: epoch ms at which the copy had all of the
+    log; -1: never.
     """
 
     number: int = 0
     made_to: int = 0
-    complete_to: int = 0
+    shown_to: int = -1
     caught_up_ms: int = -1
 
     @classmethod
@@ -296,8 +297,14 @@ class LogHistory:
         return LogHistory(after_epoch, earlier=earlier, compacted=self.compacted)
 
     def is_of_copy(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """False: the segment is of another copy of a compacted log than the one that counts."""
-        return self.compacted is None or self.compacted.has(segment.segment_id)
+        """False: the segment is of another copy of a compacted log than the one that counts, or
+        does not count yet.
+        """
+        copy = self.compacted
+        if copy is None:
+            return True
+        counts = copy.shown_to < 0 or segment.end_offset < copy.shown_to
+        return counts and copy.has(segment.segment_id)
 
     def shows(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Whether a finished segment belongs to this history. Others are kept, but not shown."""

@@ -1,4 +1,4 @@
-"""What the archive has of compacted logs for a new cluster: whole copies, and what they lack. Pure.
+"""What the archive has of compacted logs for a new cluster: whole copies. Pure.
 
 A whole copy goes to the new brokers with its original batches: brokers have all of a compacted log.
 It begins at its first record, and ends where the new records begin.
@@ -15,8 +15,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 @dataclass(frozen=True, slots=True)
 class CopyState:
     """Of one partition. `begun_at_ms`: when the copy was begun (epoch ms); None: no copy is whole
-    yet. `lacks_to`: of keys that were written again between the end and this offset, the copy may
-    have an older value than the log had at the end; None: it has the last value of each.
+    yet.
     """
 
     topic: str
@@ -24,7 +23,6 @@ class CopyState:
     begun_at_ms: int | None
     start_offset: int | None = None
     end_offset: int | None = None
-    lacks_to: int | None = None
     segments: int = 0
     size_bytes: int = 0
 
@@ -40,14 +38,12 @@ def copy_state(view: PartitionView) -> CopyState | None:
         return None
     if not copy.number:
         return CopyState(tp.topic, tp.partition, None)
-    end = view.log_end_offset
     return CopyState(
         tp.topic,
         tp.partition,
         copy.begun_at_ms,
         view.log_start_offset,
-        end,
-        copy.complete_to if end is not None and end < copy.complete_to else None,
+        view.log_end_offset,
         len(view.segments),
         sum(segment.segment_size_bytes for segment in view.segments),
     )
@@ -60,7 +56,7 @@ def is_served_whole(view: PartitionView) -> bool:
 
 
 def copy_lines(states: Iterable[CopyState]) -> Iterator[str]:
-    """One sentence for each topic, and one for each partition that lacks something."""
+    """One sentence for each topic."""
     by_topic: dict[str, list[CopyState]] = {}
     for state in states:
         by_topic.setdefault(state.topic, []).append(state)
@@ -72,9 +68,3 @@ def copy_lines(states: Iterable[CopyState]) -> Iterator[str]:
             f"compacted topic {topic}: whole copies of {len(whole)} of {len(partitions)} "
             f"partitions, {size_bytes:,} bytes in {segments:,} segments"
         )
-        for state in sorted(whole, key=lambda state: state.partition):
-            if state.lacks_to is not None:
-                yield (
-                    f"the copy of {topic}-{state.partition} ends at {state.end_offset}, and may "
-                    f"have older values of keys that were written again up to {state.lacks_to}"
-                )

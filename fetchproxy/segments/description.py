@@ -328,7 +328,7 @@ def encode_log_history(tp: TopicIdPartition, history: LogHistory) -> bytes:
 
     Of a compacted log, with version 2, also which copy counts (`model.CompactedCopy`):
 
-     "compacted": {"number": 116872…, "made_to": 900, "complete_to": 900, "caught_up_ms": 1783…}
+     "compacted": {"number": 116872…, "made_to": 900, "shown_to": -1, "caught_up_ms": 1783…}
     """
     fields = asdict(history)
     if history.compacted is None:  # so that older versions can read it
@@ -357,6 +357,6 @@ def _compacted(history: JsonFields) -> CompactedCopy:
     return CompactedCopy(
         number=fields.integer("number", 0, INT64_LIMIT),
         made_to=fields.integer("made_to", 0, INT64_LIMIT),
-        complete_to=fields.integer("complete_to", 0, INT64_LIMIT),
+        shown_to=fields.integer("shown_to", -1, INT64_LIMIT),
         caught_up_ms=fields.integer("caught_up_ms", -1, INT64_LIMIT),
     )

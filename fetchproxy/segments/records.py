@@ -24,7 +24,7 @@ Records (versions in brackets are those that have the field):
          metadataTopicOffset int64, checksum int32
     4  LogHistoryRecord
          afterEpoch int32, keptBelow int64, keptEpoch int32, eventTimestamp int64,
-         earlier array of int32 [1], number int64 [2], madeTo int64 [2], completeTo int64 [2],
+         earlier array of int32 [1], number int64 [2], madeTo int64 [2], shownTo int64 [2],
          caughtUpMs int64 [2]
     5  RestoreRecord
          restoring bool, eventTimestamp int64
@@ -305,7 +305,7 @@ def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
         data += INT32.pack(len(history.earlier)) + b"".join(map(INT32.pack, history.earlier))
         if copy is None:
             return record_head(RecordType.LOG_HISTORY, 1), data
-        data += _COMPACTED_COPY.pack(copy.number, copy.made_to, copy.complete_to, copy.caught_up_ms)
+        data += _COMPACTED_COPY.pack(copy.number, copy.made_to, copy.shown_to, copy.caught_up_ms)
         return record_head(RecordType.LOG_HISTORY), data
     if isinstance(event, Restore):
         return record_head(RecordType.RESTORE), _RESTORE.pack(event.restoring, at_ms)
@@ -409,7 +409,7 @@ def _decode_copy(fields: _Fields) -> CompactedCopy:
     return CompactedCopy(
         number=fields.integer("number", Cursor.int64, 0),
         made_to=fields.integer("madeTo", Cursor.int64, 0),
-        complete_to=fields.integer("completeTo", Cursor.int64, 0),
+        shown_to=fields.integer("shownTo", Cursor.int64, -1),
         caught_up_ms=fields.integer("caughtUpMs", Cursor.int64, -1),
     )
 

@@ -261,7 +261,8 @@ class ArchivePass(ArchiverParts):
         at_work = self._at_work[tp]
         while await archiver.process(close_short=True):
             end = at_work.archive_end
-            if end is not None and end >= to:
+            whole = not isinstance(archiver, CompactedLog) or archiver.is_whole
+            if end is not None and end >= to and whole:
                 break
         return at_work.archive_end
 

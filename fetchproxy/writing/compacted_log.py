@@ -58,27 +58,31 @@ _NEVER_S = 1e9  # longer than any retention
 
 
 class ViewsOfCopy(PartitionViews):
-    """The archive as if `copy` was the current one."""
+    """The archive with all that `copy` has. None: the current copy."""
 
-    def __init__(self, rlmm: RemoteLogMetadataManager, copy: CompactedCopy) -> None:
+    def __init__(self, rlmm: RemoteLogMetadataManager, copy: CompactedCopy | None = None) -> None:
         self._rlmm = rlmm
         self._copy = copy
 
     def view(self, tp: TopicIdPartition) -> PartitionView | None:
         view = self._rlmm.view(tp)
-        return None if view is None else self._shown(view)
+        return None if view is None else self.with_copy(view)
 
     async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
-        return self._shown(await self._rlmm.refresh(tp, not_older_than))
+        return self.with_copy(await self._rlmm.refresh(tp, not_older_than))
 
-    def _shown(self, view: PartitionView) -> PartitionView:
+    def with_copy(self, view: PartitionView) -> PartitionView:
+        current = view.history.compacted
+        copy = replace(self._copy or current or CompactedCopy(), shown_to=-1)
+        if copy == current:
+            return view
         return build_view(
             view.tp,
             self._rlmm.list_remote_log_segments(view.tp),
             view.read_at,
             view.unreadable,
             view.raised_log_start,
-            replace(view.history, compacted=self._copy),
+            replace(view.history, compacted=copy),
         )
 
 
@@ -117,7 +121,7 @@ class CompactedLog:
     def __post_init__(self) -> None:
         self.growth = self.new_archiver(None)
         self.growth.may_go_on = lambda: self.may_go_on() and not self._is_late()
-        self.growth.before_copy = self._note_what_is_missing
+        self.growth.before_copy = self._before_growth
         self._making: _Making | None = None
         self._retry_at = float("-inf")  # loop time
         self._caught_up_ms: int | None = None  # None: as recorded
@@ -128,12 +132,17 @@ class CompactedLog:
     @property
     def is_whole(self) -> bool:
         """Whether it has all of the log, up to the last stable offset that it knows."""
-        return bool(self._recorded.number) and self.growth.has_all and not self._is_late()
+        counts = self._recorded.number and self._recorded.shown_to < 0
+        return bool(counts) and self.growth.has_all and not self._is_late()
 
     async def process(self, *, close_short: bool = False) -> bool:
         """One turn: see `PartitionArchiver.process`, whose errors it raises."""
-        view = await self.rlmm.refresh(self.tp, asyncio.get_running_loop().time())
-        copy = view.history.compacted or await self._first(view)
+        # Not as of now: that would be a listing each second.
+        interval_s = self.limits.remote_refresh_interval_ms / 1000
+        oldest = asyncio.get_running_loop().time() - interval_s
+        shown = await self.rlmm.refresh(self.tp, oldest)
+        copy = shown.history.compacted or await self._first(shown)
+        view = ViewsOfCopy(self.rlmm).with_copy(shown)
         if copy != self._recorded:
             self._recorded, self._caught_up_ms = copy, None
         why = await self._why_anew(view)
@@ -208,8 +217,9 @@ class CompactedLog:
     async def _grow(self, close_short: bool) -> bool:
         end = self.growth.archive_end
         more = await self.growth.process(close_short=close_short)
-        if not more and self.growth.has_all:
+        if self.growth.has_all:
             self._caught_up_ms = max(self._known_caught_up_ms, self._read_at_ms(self.growth))
+            more = await self._show_growth() or more
             if self._making is None:
                 self.published_conditions.release(Kind.COMPACTED_COPY_LATE, self.tp)
         due_ms = self._recorded.caught_up_ms + RECORDED_SHARE * self.delete_retention_ms()
@@ -222,13 +232,26 @@ class CompactedLog:
         ago_s = asyncio.get_running_loop().time() - archiver.accumulator.read_at
         return self.wall_clock_ms() - round(1000 * min(ago_s, _NEVER_S))
 
-    async def _note_what_is_missing(self, segment: AccumulatedSegment) -> None:
-        """Before a segment counts that ends below the last stable offset of its last read: the log
-        may lack values of keys that were written again above the segment.
+    async def _before_growth(self, segment: AccumulatedSegment) -> None:
+        """Before a segment counts. If it ends below the last stable offset of its last read, it may
+        lack values of keys that were written again above it: nothing counts from there on.
         """
         stable = self.growth.accumulator.last_stable_offset or 0
-        if segment.end_offset + 1 < stable and self._recorded.complete_to < stable:
-            await self._show(replace(self._recorded, complete_to=stable))
+        if segment.end_offset + 1 < stable and self._recorded.shown_to < 0:
+            await self._show(replace(self._recorded, shown_to=segment.start_offset))
+
+    async def _show_growth(self) -> bool:
+        """Let all that was added count. It has all of the log. True: there is more to do."""
+        if self._recorded.shown_to < 0:
+            return False
+        if self.growth.holds_records:
+            return await self.growth.process(close_short=True)
+        stable = self.growth.accumulator.last_stable_offset or 0
+        if (self.growth.archive_end or 0) >= stable:
+            await self._show(
+                replace(self._recorded, shown_to=-1, caught_up_ms=self._known_caught_up_ms)
+            )
+        return False
 
     # --- a new copy ---
     async def _make(self, view: PartitionView, why: WhyAnew | None) -> bool:
@@ -295,7 +318,7 @@ class CompactedLog:
         start = copy.made_to if made.log_start_offset is None else made.log_start_offset
         if before is not None and before < start:  # the brokers have deleted what is below
             await self.rlmm.raise_log_start_offset(self.tp, start)
-        await self._show(replace(copy, complete_to=copy.made_to))
+        await self._show(copy)
         self._caught_up_ms = copy.caught_up_ms
         self._making = None
         await making.archiver.release()

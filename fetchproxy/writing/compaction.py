@@ -5,7 +5,8 @@ records. It gives the last value of each key, and no key that was deleted, becau
 
 - The cleaner removes a record if the log has a newer one with its key, below the last stable
   offset. So a copy needs all up to the last stable offset of its last read: then it has the newer
-  one, too. Until then it does not count (`CompactedCopy.complete_to`).
+  one, too. Until then it does not count, and neither does what was added to one
+  (`CompactedCopy.shown_to`).
 - It removes a record that deletes a key (a tombstone), and the marker of a transaction,
   `delete.retention.ms` after the first cleaning that met it (KIP-534, the batch's delete horizon);
   that cleaning has removed the older values. So whoever reads an older value meets the tombstone if

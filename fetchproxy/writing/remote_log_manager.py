@@ -213,7 +213,7 @@ class ArchiverParts:
     ) -> CompactedLog:
         def new_archiver(copy: CompactedCopy | None) -> PartitionArchiver:
             if copy is None:
-                return self.archiver(tp, spool)
+                return self.archiver(tp, spool, rlmm=ViewsOfCopy(self.rlmm))
             return self.archiver(
                 tp,
                 spool,

@@ -12,7 +12,7 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import CompactedCopy, LogHistory, RemoteLogSegmentId
 
-COPY = replace(CompactedCopy.begun(1_800_000_000_000, UUID(int=1)), made_to=20, complete_to=20)
+COPY = replace(CompactedCopy.begun(1_800_000_000_000, UUID(int=1)), made_to=20)
 
 
 def view(copy: CompactedCopy | None) -> PartitionView:
@@ -31,7 +31,7 @@ def test_a_whole_copy_is_served_whole() -> None:
     state = copy_state(view(COPY))
     assert state is not None
     assert (state.start_offset, state.end_offset, state.segments) == (5, 30, 2)
-    assert (state.size_bytes, state.lacks_to, state.begun_at_ms) == (25, None, 1_800_000_000_000)
+    assert (state.size_bytes, state.begun_at_ms) == (25, 1_800_000_000_000)
     assert is_served_whole(view(COPY))
     assert list(copy_lines([state])) == [
         f"compacted topic {TP.topic}: whole copies of 1 of 1 partitions, 25 bytes in 2 segments"
@@ -54,10 +54,7 @@ def test_other_logs_are_no_copies() -> None:
     assert not is_served_whole(view(None))
 
 
-def test_what_a_copy_lacks_is_said() -> None:
-    state = copy_state(view(replace(COPY, complete_to=44)))
+def test_what_does_not_count_yet_is_not_served() -> None:
+    state = copy_state(view(replace(COPY, shown_to=20)))
     assert state is not None
-    assert state.lacks_to == 44
-    assert "ends at 30" in list(copy_lines([state]))[1]
-    assert "up to 44" in list(copy_lines([state]))[1]
-    assert copy_state(view(replace(COPY, complete_to=30))) == replace(state, lacks_to=None)
+    assert (state.end_offset, state.segments) == (20, 1)

@@ -362,7 +362,7 @@ class MetadataContract:
 
     async def test_one_copy_of_a_compacted_log_counts_for_all(self, backing: Backing) -> None:
         """A new one replaces the other at once, and whole."""
-        first, second = CompactedCopy(5, 20, 20, 77), CompactedCopy(6, 30, 30, 99)
+        first, second = CompactedCopy(5, 20, 20, 77), CompactedCopy(6, 30, -1, 99)
 
         def of_copy(
             copy: CompactedCopy, number: int, low: int, high: int
