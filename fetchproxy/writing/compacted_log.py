@@ -126,6 +126,7 @@ class CompactedLog:
         self._retry_at = float("-inf")  # loop time
         self._caught_up_ms: int | None = None  # None: as recorded
         self._recorded = CompactedCopy()
+        self._sized: tuple[PartitionView, CopySize] | None = None
         self._deletion = SegmentDeletion(self.rsm, self.rlmm, self.wall_clock_ms)
         self._probe = SegmentProbe(self.rsm)
 
@@ -144,7 +145,7 @@ class CompactedLog:
         copy = shown.history.compacted or await self._first(shown)
         view = ViewsOfCopy(self.rlmm).with_copy(shown)
         if copy != self._recorded:
-            self._recorded, self._caught_up_ms = copy, None
+            self._recorded, self._caught_up_ms, self._sized = copy, None, None
         why = await self._why_anew(view)
         more = False
         if why not in GROWTH_STOPS:
@@ -197,13 +198,19 @@ class CompactedLog:
         COMPACTED_COPY_AGE_SECONDS.labels(self.tp.topic, self.tp.partition).set(max(age_s, 0.0))
         return why_anew(
             self._recorded,
-            CopySize.of(self._recorded, view.segments),
+            self._size_of(view),
             log_start_offset=self.growth.accumulator.log_start_offset or 0,
             caught_up_ms=self._known_caught_up_ms,
             now_ms=now_ms,
             retention_ms=self.delete_retention_ms(),
             interval_min_ms=self.limits.compacted_copy_interval_min_ms,
         )
+
+    def _size_of(self, view: PartitionView) -> CopySize:
+        """Worked out once for each view: a turn of 10,000 partitions must not read all segments."""
+        if self._sized is None or self._sized[0] is not view:
+            self._sized = view, CopySize.of(self._recorded, view.segments)
+        return self._sized[1]
 
     async def _look_at_end(self, view: PartitionView) -> None:
         """After a long break nothing may have been written: then nothing was missed."""
@@ -272,12 +279,10 @@ class CompactedLog:
         if self._has_other_leader(making):
             await self._give_up(making, None)
             return True
-        if more:
-            return True
-        accumulator = making.archiver.accumulator
-        end, stable = making.archiver.position, accumulator.last_stable_offset or 0
-        if end < max(stable, view.log_end_offset or 0):
-            return False  # the rate allows no more now, or the other copy grew meanwhile
+        archiver = making.archiver
+        end, stable = archiver.position, archiver.accumulator.last_stable_offset or 0
+        if archiver.holds_records or end < max(stable, view.log_end_offset or 0):
+            return more
         caught_up_ms = self._read_at_ms(making.archiver)
         await self._switch(making, replace(making.copy, made_to=end, caught_up_ms=caught_up_ms))
         return True
@@ -334,9 +339,14 @@ class CompactedLog:
         )
 
     async def _show(self, copy: CompactedCopy) -> None:
-        """Record `copy` as the current one. Raises RemoteStorageError."""
+        """Record `copy` as the current one, unless another archiver has made a newer one. Raises
+        RemoteStorageError.
+        """
         now = asyncio.get_running_loop().time()
         history = (await self.rlmm.refresh(self.tp, now)).history
+        if history.compacted is not None and history.compacted.number > copy.number:
+            self._recorded = history.compacted
+            return
         await self.rlmm.put_log_history(self.tp, replace(history, compacted=copy))
         self._recorded = copy
 

@@ -234,6 +234,21 @@ def test_a_copy_that_takes_too_long_does_not_count() -> None:
     compacted_world(main)
 
 
+def test_a_log_that_is_written_all_the_time_has_a_whole_copy_too() -> None:
+    async def main(world: World) -> None:
+        world.write(0, 20)
+        async with world.archiving(**COMPACTED):
+            async with asyncio.timeout(600):
+                while not (await shown(world)):
+                    world.write(0, 1)
+                    await asyncio.sleep(0.05)
+            copy = await copy_of(world)
+            assert copy.made_to <= world.logs[0].last_stable_offset
+            await until_shown(world, written(world.logs[0]))
+
+    compacted_world(main, batches=5_000)
+
+
 def test_a_pass_makes_whole_copies() -> None:
     async def main(world: World) -> None:
         log = world.logs[0]
