@@ -141,9 +141,9 @@ class CompactedLog:
         # Not as of now: that would be a listing each second.
         interval_s = self.limits.remote_refresh_interval_ms / 1000
         oldest = asyncio.get_running_loop().time() - interval_s
-        shown = await self.rlmm.refresh(self.tp, oldest)
-        copy = shown.history.compacted or await self._first(shown)
-        view = ViewsOfCopy(self.rlmm).with_copy(shown)
+        current_view = await self.rlmm.refresh(self.tp, oldest)
+        copy = current_view.history.compacted or await self._first(current_view)
+        view = ViewsOfCopy(self.rlmm).with_copy(current_view)
         if copy != self._recorded:
             self._recorded, self._caught_up_ms, self._sized = copy, None, None
         why = await self._why_anew(view)

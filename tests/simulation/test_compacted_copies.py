@@ -31,7 +31,7 @@ async def view_of(world: World) -> PartitionView:
     return await world.rlmm.refresh(world.logs[0].tp, asyncio.get_running_loop().time())
 
 
-async def shown(world: World) -> list[int]:
+async def shown_bases(world: World) -> list[int]:
     """The base offsets of the batches that readers get."""
     bases: list[int] = []
     for segment in (await view_of(world)).segments:
@@ -47,13 +47,13 @@ def written(log: SimulatedLog) -> list[int]:
 
 async def until_shown(world: World, bases: Iterable[int]) -> list[list[int]]:
     """Returns what was shown until then, without repetitions."""
-    expected, seen = list(bases), [await shown(world)]
+    expected, states = list(bases), [await shown_bases(world)]
     async with asyncio.timeout(3_600):  # of virtual time
-        while seen[-1] != expected:
+        while states[-1] != expected:
             await asyncio.sleep(0.2)
-            now = await shown(world)
-            seen += [] if now == seen[-1] else [now]
-    return seen
+            now = await shown_bases(world)
+            states += [] if now == states[-1] else [now]
+    return states
 
 
 async def copy_of(world: World) -> CompactedCopy:
@@ -93,7 +93,9 @@ def test_a_copy_that_has_doubled_is_made_anew_and_replaces_the_other_at_once() -
             await until_shown(world, written(log))
             first = await copy_of(world)
             log.compact({10 * n for n in range(2, 19)})
-            assert (await shown(world)) == [10 * n for n in range(20)], "it waits until it grows"
+            assert (await shown_bases(world)) == [10 * n for n in range(20)], (
+                "it waits until it grows"
+            )
             before = list(range(0, 200, BATCH_OFFSETS))
             world.write(0, 20)
             grown = [*before, *range(200, 400, BATCH_OFFSETS)]
@@ -121,14 +123,14 @@ def test_what_was_made_of_a_copy_before_a_kill_is_never_shown() -> None:
         world.write(0, 20)
         async with world.archiving(**COMPACTED):
             await until_shown(world, written(log))
-        first = await shown(world)
+        first = await shown_bases(world)
         log.compact({10 * n for n in range(1, 10)})
         world.write(0, 20)
         slow = {"copy_bytes_per_s_max": 4 * BATCH_BYTES}
         for _ in range(3):
             async with world.archiving(**COMPACTED, **slow):
                 await asyncio.sleep(7)
-            now = await shown(world)
+            now = await shown_bases(world)
             assert now == first or now[-1] == 390
         async with world.archiving(**COMPACTED):
             await until_shown(world, written(log))
@@ -150,11 +152,11 @@ def test_what_is_added_counts_when_it_has_all_of_the_log() -> None:
         slow = {"copy_bytes_per_s_max": 4 * BATCH_BYTES}
         async with world.archiving(**quick, **slow):
             await asyncio.sleep(4)
-            assert await shown(world) == first
+            assert await shown_bases(world) == first
             assert (await copy_of(world)).shown_to == 100, "some of it was added"
         async with world.archiving(**quick, **slow):
-            seen = await until_shown(world, written(log))
-            assert seen == [first, written(log)]
+            states = await until_shown(world, written(log))
+            assert states == [first, written(log)]
             assert await copy_of(world) == replace(
                 await copy_of(world), number=number, made_to=100, shown_to=-1
             )
@@ -226,7 +228,7 @@ def test_a_copy_that_takes_too_long_does_not_count() -> None:
             while not (late := health.reported(Kind.COMPACTED_COPY_LATE, log.tp)):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
             assert "delete.retention.ms (8 s)" in late.what
-            assert await shown(world) == []
+            assert await shown_bases(world) == []
             settings["delete.retention.ms"] = "60000"
             await until_shown(world, written(log))
             assert health.reported(Kind.COMPACTED_COPY_LATE, log.tp) is None
@@ -239,7 +241,7 @@ def test_a_log_that_is_written_all_the_time_has_a_whole_copy_too() -> None:
         world.write(0, 20)
         async with world.archiving(**COMPACTED):
             async with asyncio.timeout(600):
-                while not (await shown(world)):
+                while not (await shown_bases(world)):
                     world.write(0, 1)
                     await asyncio.sleep(0.05)
             copy = await copy_of(world)
@@ -254,10 +256,10 @@ def test_a_pass_makes_whole_copies() -> None:
         log = world.logs[0]
         world.write(0, 20)
         assert await world.once(**COMPACTED) == []
-        assert await shown(world) == written(log)
+        assert await shown_bases(world) == written(log)
         world.write(0, 3)
         assert await world.once(**COMPACTED) == []
-        assert await shown(world) == written(log)
+        assert await shown_bases(world) == written(log)
 
     compacted_world(main)
 
@@ -289,7 +291,7 @@ def test_records_from_before_the_compaction_are_not_replaced() -> None:
             ):
                 await asyncio.sleep(0.5)
             assert "records of it from before that" in condition.what
-            assert await shown(world) == written(world.logs[0])
+            assert await shown_bases(world) == written(world.logs[0])
 
     run_world(main)
 
