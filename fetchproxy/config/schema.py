@@ -471,7 +471,7 @@ class ConsoleConfig(Section):
     console hides. If it is set, keys and values that are not JSON are not shown at all.
     """
     metrics_by_partition: bool = False
-    """If true, `/metrics` has up to 13 series for each partition of an archived topic: 10 MB for
+    """If true, `/metrics` has up to 14 series for each partition of an archived topic: 10 MB for
     10,000 partitions. If false, it has these series for each topic: the sum of its partitions, or
     the worst.
     """
