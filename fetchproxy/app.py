@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -36,6 +35,7 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.forgetting import Forgetting, TopicTable
 from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
+from fetchproxy.metadata.remote_reads import RemoteReads
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.ages import LAST_SUCCESSES
@@ -158,6 +158,7 @@ class Parts:
     next_reload: NextReload | None = None
     leaving: Leaving = field(default_factory=Leaving)
     brokers: BrokerWatch = field(init=False)
+    remote_reads: RemoteReads = field(init=False)
     views: LeaderViews = field(init=False)  # views of the archive that clients may see
 
     def __post_init__(self) -> None:
@@ -165,7 +166,8 @@ class Parts:
         self.brokers = BrokerWatch(self.cluster)
         for source in (self.conditions, self.brokers.conditions, self.cluster.conditions):
             self.health.watch(source)
-        self.views = LeaderViews(self.rlmm, LeaderLog(self.cluster), warnings)
+        self.remote_reads = RemoteReads(self.rlmm)
+        self.views = LeaderViews(self.remote_reads, LeaderLog(self.cluster), warnings)
         self.health.watch(self.views.conditions)
         self.health.watch(self.storage.packed.conditions)
         for tls in (self.listener_tls, self.upstream_tls):
@@ -181,7 +183,7 @@ class Parts:
         """
         if self.manager is not None:
             return self.manager.archiver_position(tp)
-        return NOT_KNOWN if re.fullmatch(self.config.archive.topics or "", tp.topic) else None
+        return NOT_KNOWN if self.config.archive.names(tp.topic) else None
 
     @property
     def mode(self) -> str:
@@ -235,7 +237,7 @@ class Parts:
 
     def tables(self) -> Iterator[TopicTable]:
         """All that is kept by topic; see `Forgetting`."""
-        yield from (self.cluster, self.rlmm, self.views, self.storage.health)
+        yield from (self.cluster, self.rlmm, self.remote_reads, self.views, self.storage.health)
         if self.gateway is not None:
             yield from self.gateway.tables
 
@@ -526,7 +528,7 @@ def _gateway(
     return open_gateway(
         parts.config,
         parts.cluster,
-        parts.rlmm,
+        parts.remote_reads,
         parts.views,
         purgatory,
         positions,

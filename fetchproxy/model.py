@@ -16,6 +16,7 @@ ZERO_UUID = UUID(int=0)
 OFFSET_MAX = 2**63 - 2
 # The largest log of a segment: eight times the largest that Kafka makes.
 SEGMENT_BYTES_MAX = 16 * 1024**3
+_COPY_NUMBER_MORE_BITS = 16  # of a `CompactedCopy.number`, below its time
 END_UNKNOWN = -1  # a `SegmentRef.stored_end_offset`
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
@@ -238,27 +239,77 @@ class IsolationLevel(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CompactedCopy:
+    """Which copy of a compacted log the archive shows. Compaction changes the log below any offset,
+    so such a log is copied anew from time to time, from its beginning.
+
+    `number`: the upper 64 bits of the ids of its segments; they have the time at which the copy was
+    begun. 0: no copy is whole yet. `made_to`: the copy was read in one go below this offset, and
+    grew after that. `shown_to`: what it has from this offset on does not count yet, as it would
+    lack values of keys; -1: all counts. `caught_up_ms`: epoch ms at which the copy had all of the
+    log; -1: never.
+    """
+
+    number: int = 0
+    made_to: int = 0
+    shown_to: int = -1
+    caught_up_ms: int = -1
+
+    @classmethod
+    def begun(cls, at_ms: int, more: UUID) -> CompactedCopy:
+        """`more`: tells copies apart that were begun in the same millisecond."""
+        return cls(at_ms << _COPY_NUMBER_MORE_BITS | more.int & (1 << _COPY_NUMBER_MORE_BITS) - 1)
+
+    @property
+    def begun_at_ms(self) -> int:
+        return self.number >> _COPY_NUMBER_MORE_BITS
+
+    def segment_id(self, more: UUID) -> UUID:
+        """The id of a new segment of this copy."""
+        return UUID(int=self.number << 64 | more.int & (1 << 64) - 1)
+
+    def has(self, segment_id: RemoteLogSegmentId) -> bool:
+        return segment_id.id.int >> 64 == self.number
+
+
+@dataclass(frozen=True, slots=True)
 class LogHistory:
-    """An operator's decision about a log that began again (`fetchproxy resolve`).
+    """What counts of the segments of a partition: an operator's decision about a log that began
+    again (`fetchproxy resolve`), and the current copy of a compacted log.
 
     Only segments that reach an epoch above `after_epoch` belong to the history that is shown.
     Archived records below the offset `kept_below`, in epochs up to `kept_epoch`, are kept and
     shown, whatever the leader's log has there. `earlier`: the last epochs, rising, of the histories
-    that were put aside before the history that ends with `after_epoch`.
+    that were put aside before the history that ends with `after_epoch`. `compacted`: None if the
+    log is not archived as a compacted one.
     """
 
     after_epoch: int = -1
     kept_below: int = 0
     kept_epoch: int = -1
     earlier: tuple[int, ...] = ()
+    compacted: CompactedCopy | None = None
 
     def followed_by(self, after_epoch: int) -> LogHistory:
         """The history that begins after that epoch. The history shown so far is put aside."""
         before = () if self.after_epoch < 0 else (self.after_epoch,)
-        return LogHistory(after_epoch, earlier=(*self.earlier, *before))
+        earlier = (*self.earlier, *before)
+        return LogHistory(after_epoch, earlier=earlier, compacted=self.compacted)
+
+    def is_of_copy(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """False: the segment is of another copy of a compacted log than the one that counts, or
+        does not count yet.
+        """
+        copy = self.compacted
+        if copy is None:
+            return True
+        counts = copy.shown_to < 0 or segment.end_offset < copy.shown_to
+        return counts and copy.has(segment.segment_id)
 
     def shows(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Whether a finished segment belongs to this history. Others are kept, but not shown."""
+        if not self.is_of_copy(segment):
+            return False
         epochs = segment.segment_leader_epochs
         first, last = (epochs[0].epoch, epochs[-1].epoch) if epochs else (-1, -1)
         if self.after_epoch >= 0 and last <= self.after_epoch:

@@ -37,18 +37,22 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
+    FIRST_HISTORY,
     ByteRange,
+    CompactedCopy,
+    LogHistory,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.runtime.cooperative import for_each
-from fetchproxy.segments.description import decode_segment
+from fetchproxy.segments.description import decode_segment, encode_log_history
 from fetchproxy.segments.object_keys import (
     SegmentFile,
     is_key,
     is_partition_object_key,
+    log_history_key,
     parse_segment_key,
     partition_folder,
 )
@@ -257,6 +261,7 @@ class PartitionMirror:
         self._result = MirroredPartition(self.tp)
         self._faulty: set[RemoteLogSegmentId] = set()
         self._failed_in_a_row = 0
+        self._history = FIRST_HISTORY  # of the source, as it was read with its segments
         self._again = False  # this is the second try
 
     async def run(self) -> MirroredPartition:
@@ -305,12 +310,12 @@ class PartitionMirror:
                 previous_turn.set()
             self._advance(to_copy.metadata.segment_size_bytes)
 
-        # The notes go first. They tell a reader which records are lost and which not copied yet.
-        for relative_key in plan.other_keys:
-            await self._copy_other_object(relative_key)
+        await self._copy_notes(plan.other_keys, copied_objects)
         await for_each(plan.there, renew, COMPARED_AT_ONCE)
         plan.copies.sort(key=lambda copy: copy.metadata.start_offset)
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
+        if self._history.compacted is not None and not self._faulty and not self._result.failed:
+            await self._put_history(self._history)
         await self._remove(plan.extra)
 
     async def _make_plan(
@@ -321,6 +326,8 @@ class PartitionMirror:
             await refreshed(self.target.rlmm, tp)
         faults = await metadata_faults(self.source.storage, self.source.rlmm, tp)
         self._add([*faults.faults, *faults.unread])
+        view = self.source.rlmm.view(tp)
+        self._history = FIRST_HISTORY if view is None else view.history
         # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tp))
         source_objects = await self.source.partition_objects(tp)
@@ -330,6 +337,24 @@ class PartitionMirror:
         return plan_mirror(
             segments, source_objects, copied_segments, copied_objects, compare=compare
         )
+
+    async def _copy_notes(
+        self, relative_keys: Iterable[str], copied_objects: Mapping[str, StoredObject]
+    ) -> None:
+        """The notes go first. They tell a reader which records are lost and which not copied yet.
+        Which copy of a compacted log counts is told last: until then the target has an older one.
+        """
+        history_key = log_history_key("", self.tp)
+        compacted = self._history.compacted is not None
+        for relative_key in relative_keys:
+            if not (compacted and relative_key == history_key):
+                await self._copy_other_object(relative_key)
+        if compacted and history_key not in copied_objects:
+            await self._put_history(replace(self._history, compacted=CompactedCopy()))
+
+    async def _put_history(self, history: LogHistory) -> None:
+        key = log_history_key("", self.tp)
+        await self._put_if_other(key, encode_log_history(self.tp, history))
 
     async def _open_all(self) -> None:
         await refreshed(self.target.rlmm, self.tp)

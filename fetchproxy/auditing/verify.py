@@ -43,13 +43,17 @@ _Progress = Callable[[int, int], None]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[_Segments]:
-    """Finished segments by start offset: first the shown log, then each log put aside."""
+    """Finished segments by start offset: first the shown log, then each log put aside, and each
+    other copy of a compacted log.
+    """
     segments, view = rlmm.list_remote_log_segments(tp), rlmm.view(tp)
     history = FIRST_HISTORY if view is None else view.history
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
     segments_by_history: dict[int, _Segments] = {}
     for segment in finished(segments):
         log = -1 if history.shows(segment) else bisect_left(borders, segment.last_epoch)
+        if not history.is_of_copy(segment):
+            log = len(borders) + 1 + (segment.segment_id.id.int >> 64)
         segments_by_history.setdefault(log, []).append(segment)
     return [segments_by_history[log] for log in sorted(segments_by_history)]
 

@@ -20,6 +20,7 @@ from fetchproxy.cli.jobs import count
 from fetchproxy.cli.journal import recover_journal
 from fetchproxy.cli.running import run_to_end, safe_one_line, users_errors
 from fetchproxy.cli.state_time import At, epoch_ms
+from fetchproxy.cluster_restore.compacted_topics import CopyState, copy_lines, copy_state
 from fetchproxy.cluster_state.comparison import (
     ComparedGroup,
     ComparedPartition,
@@ -71,6 +72,7 @@ class _StateAndArchive(NamedTuple):
     groups: Sequence[ComparedGroup]
     unread: dict[str, str]
     recovery_points: Sequence[RecoveryPoint]
+    copies: Sequence[CopyState]  # of compacted logs
 
 
 @app.command("show")
@@ -108,7 +110,8 @@ async def _read(config: Config, at_ms: int) -> _StateAndArchive:
             raise ConfigError(_nothing(config, kept, at_ms))
         state = decode_state(await objects.get_cluster_state(found), found.key)
         unread: dict[str, str] = {}
-        ends = await _archived_ends(archive, state, unread)
+        copies: list[CopyState] = []
+        ends = await _archived_ends(archive, state, unread, copies)
         points = await _recovery_points(objects)
     return _StateAndArchive(
         kept,
@@ -117,6 +120,7 @@ async def _read(config: Config, at_ms: int) -> _StateAndArchive:
         list(compared_groups(state, ends)),
         unread,
         points,
+        copies,
     )
 
 
@@ -146,8 +150,9 @@ def _nothing(config: Config, kept: Sequence[ClusterStateObject], at_ms: int) -> 
 
 
 async def _archived_ends(
-    archive: StoredArchive, state: ClusterState, unread: dict[str, str]
+    archive: StoredArchive, state: ClusterState, unread: dict[str, str], copies: list[CopyState]
 ) -> dict[tuple[UUID, int], int]:
+    """`unread`, `copies`: get what is found of them."""
     names = {topic.topic_id: topic.name for topic in state.topics}
     begun_at = asyncio.get_running_loop().time()
     ends: dict[tuple[UUID, int], int] = {}
@@ -163,6 +168,8 @@ async def _archived_ends(
         for number, view in views.items():
             if view.log_end_offset is not None:
                 ends[topic_id, number] = view.log_end_offset
+            copy = copy_state(view)
+            copies.extend([] if copy is None else [copy])
 
     archived = {topic_id for _, topic_id in await archive.storage.objects.list_topics()}
     await for_each(sorted(archived & names.keys()), read, _TOPICS_AT_ONCE)
@@ -203,6 +210,11 @@ def state_document(found: _StateAndArchive, topic: str | None) -> dict[str, obje
         ],
         "unread": found.unread,
         "recovery_points": [asdict(point) for point in found.recovery_points],
+        "compacted_copies": [
+            asdict(copy)
+            for copy in sorted(found.copies, key=lambda copy: (copy.topic, copy.partition))
+            if topic in (None, copy.topic)
+        ],
     }
 
 
@@ -289,6 +301,8 @@ def _print(found: _StateAndArchive, topic: str | None) -> None:
     for missing in state.missing:
         right = f" (needs {missing.right})" if missing.right else ""
         _say(f"missing: {missing.what}: {missing.why}{right}")
+    for line in copy_lines(copy for copy in found.copies if topic in (None, copy.topic)):
+        _say(line)
     for name, error in found.unread.items():
         _say(f"the archive of {name} was not read: {error}")
     if found.recovery_points:

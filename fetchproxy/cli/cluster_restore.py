@@ -172,8 +172,9 @@ def order_of(
             amount = None if local is None else _amount(local, state.read_at_ms)
             journal = await _journal_ends(archive) if dry_run else {}
             archived = await read_archived_topics(
-                archive, state, is_topic, amount, journal, at_state=at_state
-            )
+                archive, state, is_topic, amount, journal, at_state=at_state,
+                gives_records=by is not RestoreBy.PADDING,
+            )  # fmt: skip
         return RestoreOrder(
             state=_of_groups(state, is_group),
             topics=archived,

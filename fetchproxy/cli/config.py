@@ -10,6 +10,7 @@ import typer
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_FAULTS, users_errors
 from fetchproxy.config.document import commented_toml, values_as_toml
+from fetchproxy.config.rules import relation_notes
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ConfigError
 
@@ -54,9 +55,11 @@ def config(
 
 def _check(context: typer.Context, file: Path) -> None:
     try:
-        options.read_settings(context, file)
+        loaded = options.read_settings(context, file)
     except ConfigError as error:
         for fault in error.faults:
             typer.echo(mask_text(fault), err=True)
         raise typer.Exit(EXIT_FAULTS) from error
+    for note in relation_notes(loaded.config):
+        typer.echo(f"{file}: {note}")
     typer.echo(f"{file}: no faults")

@@ -8,7 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from fetchproxy.archive import StoredArchive
-from fetchproxy.cluster_restore.local_history import LocalAmount
+from fetchproxy.cluster_restore.compacted_topics import is_served_whole
+from fetchproxy.cluster_restore.local_history import ALL, LocalAmount
 from fetchproxy.cluster_restore.local_starts import with_local_history
 from fetchproxy.cluster_restore.plan import LostPartition, LostTopic
 from fetchproxy.cluster_state.state import ClusterState, PartitionState, TopicState
@@ -31,11 +32,12 @@ async def read_archived_topics(
     journal_ends: Mapping[TopicIdPartition, int] = MappingProxyType({}),
     *,
     at_state: bool = False,
+    gives_records: bool = True,
 ) -> list[LostTopic]:
-    """The chosen topics of the state, by name, with so much `local` history. `journal_ends`: where
-    partitions will end in the archive when the journal is in segments. `at_state`: see
-    `archived_topic`. Raises
-    RemoteStorageError.
+    """The chosen topics of the state, by name, with so much `local` history, and with whole copies
+    of compacted logs. `journal_ends`: where partitions will end in the archive when the journal is
+    in segments. `at_state`: see `archived_topic`. `gives_records`: False if the new brokers get no
+    records. Raises RemoteStorageError.
     """
     begun_at = asyncio.get_running_loop().time()
     chosen = [
@@ -63,8 +65,10 @@ async def read_archived_topics(
         archived = archived_topic(topic, views, ends, at_state=at_state)
         is_known = log_id in archived_ids or log_id in described_ids
         archived = replace(archived, topic_id=log_id if is_known or ends else None)
-        if local is not None and not archived.why_not:
+        if not archived.why_not and gives_records:
             archived = await _with_local_history(archive, archived, views, local)
+        elif not archived.why_not:
+            archived = _without_copies(archived, views)
         found[topic.name] = archived
 
     await for_each(chosen, read, _TOPICS_AT_ONCE)
@@ -75,16 +79,29 @@ async def _with_local_history(
     archive: StoredArchive,
     topic: LostTopic,
     views: Mapping[int, PartitionView],
-    amount: LocalAmount,
+    amount: LocalAmount | None,
 ) -> LostTopic:
+    """`amount`: None for whole copies of compacted logs alone."""
     partitions = list(topic.partitions)
     rsm = archive.storage.rsm
+    amounts = {n: ALL if is_served_whole(view) else amount for n, view in views.items()}
 
     async def read(number: int) -> None:
-        view = views[number]
-        partitions[number] = await with_local_history(partitions[number], view, rsm, amount)
+        view, local = views[number], amounts[number]
+        if local is not None:
+            partitions[number] = await with_local_history(partitions[number], view, rsm, local)
 
     await for_each([n for n in range(len(partitions)) if n in views], read, _PARTITIONS_AT_ONCE)
+    return replace(topic, partitions=tuple(partitions))
+
+
+def _without_copies(topic: LostTopic, views: Mapping[int, PartitionView]) -> LostTopic:
+    """Says of each whole copy of a compacted log that the new brokers do not get it."""
+    why = "its records stay in the archive alone, although it is compacted: padding gives none"
+    partitions = (
+        replace(one, why_not_local=why) if n in views and is_served_whole(views[n]) else one
+        for n, one in enumerate(topic.partitions)
+    )
     return replace(topic, partitions=tuple(partitions))
 
 
@@ -97,7 +114,8 @@ def archived_topic(
 ) -> LostTopic:
     """A partition without any segment begins where the lost log ended: no offset is used twice.
     `at_state`: no partition begins above its end in the state, so that ends and groups belong
-    together. Pure.
+    together. Except a compacted log: at an older end, its copy lacks values that were written
+    again. Pure.
     """
     states = {one.partition: one for one in topic.partitions}
     partitions = []
@@ -108,7 +126,8 @@ def archived_topic(
         partition = _partition(view, known, journal_ends.get(number))
         if partition is None or (at_state and known is None):
             return _refused(topic, f"partition {number}: nobody knows where its log ended")
-        if at_state and known is not None:
+        whole = view is not None and is_served_whole(view)
+        if at_state and known is not None and not whole:
             partition = _cut(partition, view, known.log_end_offset)
         partitions.append(partition)
     beyond = tuple(sorted(n for n in {*views, *journal_ends} if n >= topic.partition_count))

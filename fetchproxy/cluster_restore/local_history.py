@@ -30,6 +30,9 @@ class LocalAmount(NamedTuple):
     from_ms: int | None = None
 
 
+ALL = LocalAmount(bytes_max=1 << 62)
+
+
 def parse_local_amount(text: str, now_ms: int) -> LocalAmount:
     """`10GiB`, or `7d` before `now_ms`. Raises ValueError."""
     match = _AMOUNT.fullmatch(text.strip())

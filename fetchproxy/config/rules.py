@@ -5,18 +5,22 @@ Messages name the keys, and never a secret value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from fetchproxy.config.memory_plan import CHUNK_BYTES
-from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, Config, GatewayConfig
 from fetchproxy.config.values import is_loopback, parse_host_port, parse_node_map, parse_paths
 
 # The reason why a key has no effect in archive-only mode, by key.
 _CONTRADICTIONS = {
     "cluster.bootstrap": "archive-only mode uses no brokers",
     "archive.topics": "there is no broker to archive from in archive-only mode",
+    "archive.compacted_topics": "there is no broker to archive from in archive-only mode",
     "gateway.sni_node_pattern": "the listener is the only node in archive-only mode",
 }
+# Compacted topics in the brokers' own formats.
+KAFKAS_OWN_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 _PASSWORD = ("sasl_password",)
 _TOKEN = ("sasl_oauthbearer_token_file", "sasl_oauthbearer_token_endpoint_url")
 _SECRET = ("sasl_oauthbearer_client_secret",)
@@ -107,11 +111,36 @@ def _archive_faults(config: Config) -> Iterator[str]:
             "archive.recovery_point_ms and archive.log_dirs are both set: with archive.log_dirs, "
             "the archiver sees only segments that the broker has closed"
         )
+    if archive.compacted_topics is not None:
+        yield from _compacted_faults(archive)
     if archive.group_id is not None and archive.log_dirs is not None:
         yield (
             "archive.group_id and archive.log_dirs are both set: with archive.log_dirs, "
             "the archiver beside a partition's leader archives the partition"
         )
+
+
+def _compacted_faults(archive: ArchiveConfig) -> Iterator[str]:
+    key = "archive.compacted_topics"
+    if archive.topics is None:
+        yield f"{key} is set and archive.topics is not: a process without it does not archive"
+    if archive.log_dirs is not None:
+        yield (
+            f"{key} and archive.log_dirs are both set: a broker's files may be compacted while "
+            "they are copied"
+        )
+
+
+def relation_notes(config: Config) -> list[str]:
+    """What the user may expect of the configuration, and will not get. No fault."""
+    pattern = config.archive.compacted_topics
+    internal = [n for n in KAFKAS_OWN_TOPICS if pattern and re.fullmatch(pattern, n)]
+    if not internal:
+        return []
+    return [
+        f"archive.compacted_topics = {pattern!r} matches {', '.join(internal)}: Kafka's internal "
+        "topics are never archived, whatever the pattern says"
+    ]
 
 
 def _port_faults(gateway: GatewayConfig) -> Iterator[str]:

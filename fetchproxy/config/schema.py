@@ -6,6 +6,7 @@ keys. `fetchproxy.config.document` reads the descriptions.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +53,13 @@ class ArchiveConfig(Section):
     topics: LiveOnceSet[OptionalPattern] = None
     """Topics to archive: a regular expression that matches the whole name. Kafka's internal topics
     are never archived."""
+    compacted_topics: OptionalPattern = None
+    """Compacted topics (cleanup.policy has `compact`) to archive, too: a regular expression that
+    matches the whole name, such as `_schemas|connect-.*`. The archive has each with the holes that
+    compaction left, and copies it anew from the brokers when it has grown to twice its size, at the
+    latest after a week. It serves `cluster restore` and archive-only mode; the proxy reads these
+    topics from the brokers alone. Kafka's internal topics are never archived. It needs `topics`.
+    Not with `log_dirs`."""
     log_dirs: OptionalPaths = None
     """All log.dirs of a broker on this host. The archiver then copies the closed segment files of
     the partitions that this broker leads. Not set: it fetches records from the brokers over the
@@ -176,6 +184,11 @@ class ArchiveConfig(Section):
     """How long the archive keeps older states of the cluster: every state of the last hour, and one
     for each hour before. The newest state is always kept.
     """
+
+    def names(self, topic: str) -> bool:
+        """Whether one of the two patterns of topics matches this whole name."""
+        patterns = (self.topics, self.compacted_topics)
+        return any(re.fullmatch(pattern, topic) for pattern in patterns if pattern is not None)
 
 
 class ArchiveOnlyConfig(Section):
@@ -464,7 +477,7 @@ class ConsoleConfig(Section):
     console hides. If it is set, keys and values that are not JSON are not shown at all.
     """
     metrics_by_partition: bool = False
-    """If true, `/metrics` has up to 13 series for each partition of an archived topic: 10 MB for
+    """If true, `/metrics` has up to 14 series for each partition of an archived topic: 10 MB for
     10,000 partitions. If false, it has these series for each topic: the sum of its partitions, or
     the worst.
     """

@@ -450,8 +450,8 @@ class StatusCollector:
             topics = await self.cluster.topics()
         except ClusterError:
             return self._tps
-        pattern, metadata_topic = self.config.archive.topics, self.config.metadata.topic_name
-        return partitions_of(matching_topics(pattern, topics, metadata_topic))
+        archive, metadata_topic = self.config.archive, self.config.metadata.topic_name
+        return partitions_of(matching_topics(archive, topics, metadata_topic))
 
     def _note_archive(self, error: RemoteStorageError | None) -> None:
         """Reports the error, unless the store itself fails, which has a condition of its own."""

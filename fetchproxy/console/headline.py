@@ -125,6 +125,10 @@ _WORDS: Mapping[str, _Words] = {
         "The state of the cluster in the archive is incomplete: rights are missing", _NOTHING
     ),
     Kind.LOCAL_RETENTION_REFUSED: _Words("Local retention does not apply to {who}", _NOTHING),
+    Kind.COMPACTED_COPY_LATE: _Words(
+        "A compacted log was not copied in time: {who}",
+        "A new cluster would get its last whole copy.",
+    ),
     Kind.JOURNAL_NOT_WRITTEN: _Words(
         "The archiver's journal is not written", "A lost cluster would lose minutes of records."
     ),

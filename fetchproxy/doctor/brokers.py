@@ -233,9 +233,9 @@ async def _has_topic_rights(scene: Scene) -> Sequence[Finding]:
 
 async def _matching(scene: Scene) -> list[str]:
     topics = await (await scene.cluster()).topics(0)
-    pattern, metadata_topic = scene.config.archive.topics, scene.config.metadata.topic_name
-    return [] if pattern is None else [
-        topic.name for topic in matching_topics(pattern, topics, metadata_topic)
+    archive, metadata_topic = scene.config.archive, scene.config.metadata.topic_name
+    return [] if archive.topics is None else [
+        topic.name for topic in matching_topics(archive, topics, metadata_topic)
     ]  # fmt: skip
 
 

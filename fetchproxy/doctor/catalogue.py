@@ -227,11 +227,12 @@ _CHECKS = (
     _fatal_broker(
         "0119",
         "each matching topic can be archived",
-        "change `archive.topics` so that it does not match {topic}; or, if the topic does not "
-        "need compaction, `kafka-configs.sh --bootstrap-server {bootstrap} --alter --entity-type "
+        "change `archive.topics` so that it does not match {topic}; or archive it with "
+        "`archive.compacted_topics`, for the restore of a lost cluster; or, if it does not need "
+        "compaction, `kafka-configs.sh --bootstrap-server {bootstrap} --alter --entity-type "
         "topics --entity-name {topic} --add-config cleanup.policy=delete`",
         "Compaction removes records after they have been copied, so compacted topics are not "
-        "archived (as in KIP-405).",
+        "archived for readers (as in KIP-405).",
     ),
     _fatal_store(
         "0201",

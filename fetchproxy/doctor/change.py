@@ -93,7 +93,7 @@ async def _topics(scene: Scene, config: Config) -> set[str]:
     if config.archive.topics is None:
         return set()
     topics = await from_brokers((await scene.cluster()).topics())
-    matching = matching_topics(config.archive.topics, topics, config.metadata.topic_name)
+    matching = matching_topics(config.archive, topics, config.metadata.topic_name)
     return {topic.name for topic in matching}
 
 

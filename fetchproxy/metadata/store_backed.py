@@ -75,7 +75,7 @@ from fetchproxy.segments.description import (
     encode_partition_deletion,
     encode_segment,
 )
-from fetchproxy.segments.records import LogStartOffset
+from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset
 from fetchproxy.segments.states import check_deletion
 from fetchproxy.storage.listings import (
     ArchiveGapObject,
@@ -651,7 +651,13 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def put_log_history(self, tp: TopicIdPartition, history: LogHistory) -> PartitionView:
         content = encode_log_history(tp, history)
         await self._objects.put_partition_note(tp, content)
-        return await self.refresh(tp, asyncio.get_running_loop().time())
+        view = await self.refresh(tp, asyncio.get_running_loop().time())
+        if view.history != history:  # read in the very moment of the put
+            partition = self._partition(tp)
+            partition.table.take(LogHistoryRecord(tp, history, -1))
+            view = partition.view(view.read_at)
+            self._views.replace(tp, view)
+        return view
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
         """The state is read first, so that one of two writers is refused."""

@@ -288,6 +288,13 @@ class Kind(StrEnum):
         "make another replica the leader (`kafka-leader-election.sh`), or delete the records up "
         "to the batch's last offset (`kafka-delete-records.sh`); the archiver then continues",
     )
+    COMPACTED_COPY_LATE = _error(
+        "compacted_copy_late",
+        "a compacted log was not copied in time: the archive has the last whole copy, or none, and "
+        "nothing newer",
+        "let the archiver read faster (`archive.copy_bytes_per_s_max`, `archive.workers_max`), or "
+        "raise `delete.retention.ms` of the topic; the archiver tries again by itself",
+    )
     LOCAL_TRIMMING_STOPPED = _error(
         "local_trimming_stopped",
         "the brokers keep records that are older than local retention, because the archive lacks "

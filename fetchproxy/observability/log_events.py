@@ -772,6 +772,10 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "a reader asked for an offset that the brokers no longer have; shown only on the "
             "console, not in the log",
         ),
+        _info(
+            "compacted_log_copied",
+            "a compacted log was copied from its beginning; readers see this copy from now on",
+        ),
         _info("offsets_loaded", "committed offsets were read from their file"),
         _info(
             "old_message_format_converted",

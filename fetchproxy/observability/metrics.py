@@ -628,6 +628,24 @@ ARCHIVE_REFUSED_TOPICS = gauge(
     "fetchproxy_archive_refused_topics",
     "Topics that match archive.topics but cannot be archived; the log says why",
 )
+COMPACTED_COPIES = counter(
+    "fetchproxy_archive_compacted_copies",
+    "Whole copies of compacted logs that the archiver has made from the log's beginning, by why: "
+    "first, late, trimmed, grown, pieces, old",
+    "topic",
+    "why",
+)
+COMPACTED_COPIES_GIVEN_UP = counter(
+    "fetchproxy_archive_compacted_copies_given_up",
+    "Copies of compacted logs that the archiver gave up and began again",
+    "topic",
+)
+COMPACTED_COPY_AGE_SECONDS = gauge(
+    "fetchproxy_archive_compacted_copy_age_seconds",
+    "Time since the archive last had all of a compacted log, of the oldest of a topic's partitions",
+    *_PARTITION,
+    sum_of_topic=max,
+)
 CONDITIONS = gauge(
     "fetchproxy_conditions",
     "Current conditions, by their name in the log, /api/status, verify and segments. Each "

@@ -206,6 +206,9 @@ class AccumulatedSegment:
     leader_epoch: int = -1  # of the first leader that it was read from; -1: not known
     stream_key: bytes | None = field(default=None, repr=False)  # `log` is encrypted with it
     kafka_files: KafkaFiles = KafkaFiles()
+    # For each of `leader_epochs`, the offset after its last batch: where compaction has removed the
+    # next ones, this is below the next entry's start. (): each ends where the next one starts.
+    epoch_ends: tuple[int, ...] = ()
 
     async def check_size(self) -> None:
         """Like `check_log`, at no cost: checks only that the file exists and its size is right."""
@@ -240,6 +243,7 @@ class SegmentSummary:
         self.first_timestamp_ms: int | None = None
         self._max_timestamp_ms = -1
         self._epochs: list[EpochStart] = []
+        self._epoch_ends: list[int] = []
         self._epoch: int | None = None  # of the last entry
         self._highest_epoch = NOT_COUNTED
         self._leaders: set[int] = set()
@@ -276,6 +280,8 @@ class SegmentSummary:
         if not header.compression:
             self._uncompressed_bytes += header.size
         self.position = header.last_offset + 1
+        if self._epochs:
+            self._epoch_ends[-1] = self.position
 
     def _note_epoch(self, header: BatchHeader, leader_epoch: int) -> None:
         epoch = header.partition_leader_epoch
@@ -288,6 +294,7 @@ class SegmentSummary:
             is_first = self.first_timestamp_ms is None
             start = self.start_offset if is_first else header.base_offset
             self._epochs.append(EpochStart(epoch_in_metadata, start))
+            self._epoch_ends.append(start)
             self._epoch = epoch_in_metadata
 
     def add_bytes(self, chunk: memoryview) -> None:
@@ -311,6 +318,7 @@ class SegmentSummary:
             index=self._index,
             compressible=2 * self._uncompressed_bytes > self.size_bytes,
             leader_epoch=min(self._leaders, default=-1),
+            epoch_ends=tuple(self._epoch_ends),
         )
 
 

@@ -15,6 +15,7 @@ from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import (
     OFFSET_MAX,
     SEGMENT_BYTES_MAX,
+    CompactedCopy,
     EpochStart,
     LogHistory,
     RemoteLogSegmentId,
@@ -49,7 +50,7 @@ _FINISHED_FIELDS = {
     "leader_epoch": (-1, INT32_LIMIT),
     "log_start_offset": (0, INT64_LIMIT),
 }
-LOG_HISTORY_VERSION = 1
+LOG_HISTORY_VERSION = 2  # 2: with `compacted`
 
 
 def legal_segment(segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
@@ -324,8 +325,16 @@ def encode_log_history(tp: TopicIdPartition, history: LogHistory) -> bytes:
 
     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "after_epoch": -1,
      "kept_below": 4000, "kept_epoch": 7, "earlier": []}
+
+    Of a compacted log, with version 2, also which copy counts (`model.CompactedCopy`):
+
+     "compacted": {"number": 116872…, "made_to": 900, "shown_to": -1, "caught_up_ms": 1783…}
     """
-    return json_document(identity_fields(tp, LOG_HISTORY_VERSION) | asdict(history))
+    fields = asdict(history)
+    if history.compacted is None:  # so that older versions can read it
+        del fields["compacted"]
+    version = 1 if history.compacted is None else LOG_HISTORY_VERSION
+    return json_document(identity_fields(tp, version) | fields)
 
 
 def decode_log_history(raw: bytes, key: str) -> LogHistory:
@@ -339,4 +348,15 @@ def _history(fields: JsonFields) -> LogHistory:
         kept_below=fields.integer("kept_below", 0, INT64_LIMIT),
         kept_epoch=fields.integer("kept_epoch", -1, INT32_LIMIT),
         earlier=fields.integers("earlier", 0, INT32_LIMIT),
+        compacted=_compacted(fields) if "compacted" in fields.names() else None,
+    )
+
+
+def _compacted(history: JsonFields) -> CompactedCopy:
+    fields = JsonFields(history.mapping("compacted"))
+    return CompactedCopy(
+        number=fields.integer("number", 0, INT64_LIMIT),
+        made_to=fields.integer("made_to", 0, INT64_LIMIT),
+        shown_to=fields.integer("shown_to", -1, INT64_LIMIT),
+        caught_up_ms=fields.integer("caught_up_ms", -1, INT64_LIMIT),
     )

@@ -24,7 +24,8 @@ Records (versions in brackets are those that have the field):
          metadataTopicOffset int64, checksum int32
     4  LogHistoryRecord
          afterEpoch int32, keptBelow int64, keptEpoch int32, eventTimestamp int64,
-         earlier array of int32 [1]
+         earlier array of int32 [1], number int64 [2], madeTo int64 [2], shownTo int64 [2],
+         caughtUpMs int64 [2]
     5  RestoreRecord
          restoring bool, eventTimestamp int64
 
@@ -34,7 +35,8 @@ reports that, and tells no client that an offset is missing.
 
 All versions are read, and the newest of each is written, with exceptions so that older programs can
 read more. A log start of the first history, and a history without `earlier`, have version 0. A
-segment's metadata have the least version, from 1 on, that has all their values.
+history without a compacted copy has version 1 at most. A segment's metadata have the least version,
+from 1 on, that has all their values.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from fetchproxy_protocol.primitives import (
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import (
+    CompactedCopy,
     EpochStart,
     LogHistory,
     RemoteLogSegmentId,
@@ -87,6 +90,7 @@ _DELETION = Struct(">iqb")
 _LOG_START = Struct(">qq")
 _LOG_START_AFTER = Struct(">qqi")
 _LOG_HISTORY = Struct(">iqiq")
+_COMPACTED_COPY = Struct(">qqqq")
 _RESTORE = Struct(">?q")
 # The bytes at which an entry begins, its record begins (after the length), and the entry ends.
 # Then, for a segment's metadata in a version of `SEGMENT_TAILS`, the number of leader epochs; -1
@@ -115,7 +119,7 @@ NEWEST_VERSION = {
     RecordType.DELETE_PARTITION_STATE: 0,
     RecordType.LOG_START_OFFSET: 1,
     RecordType.CACHE_FILE_CHECKPOINT: 0,
-    RecordType.LOG_HISTORY: 1,
+    RecordType.LOG_HISTORY: 2,
     RecordType.RESTORE: 0,
 }
 
@@ -295,9 +299,13 @@ def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
     if isinstance(event, LogHistoryRecord):
         history = event.history
         data = _LOG_HISTORY.pack(history.after_epoch, history.kept_below, history.kept_epoch, at_ms)
-        if not history.earlier:
+        copy = history.compacted
+        if not history.earlier and copy is None:
             return record_head(RecordType.LOG_HISTORY, 0), data
         data += INT32.pack(len(history.earlier)) + b"".join(map(INT32.pack, history.earlier))
+        if copy is None:
+            return record_head(RecordType.LOG_HISTORY, 1), data
+        data += _COMPACTED_COPY.pack(copy.number, copy.made_to, copy.shown_to, copy.caught_up_ms)
         return record_head(RecordType.LOG_HISTORY), data
     if isinstance(event, Restore):
         return record_head(RecordType.RESTORE), _RESTORE.pack(event.restoring, at_ms)
@@ -352,6 +360,8 @@ def _decode(fields: _Fields, kind: RecordType, version: int, tp: TopicIdPartitio
         at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
         if version:
             history = replace(history, earlier=_decode_earlier(fields))
+        if version > 1:
+            history = replace(history, compacted=_decode_copy(fields))
         return LogHistoryRecord(tp, history, at_ms)
     if kind is RecordType.RESTORE:
         restoring = fields.boolean("restoring")
@@ -393,6 +403,15 @@ def _decode_earlier(fields: _Fields) -> tuple[int, ...]:
     if count * INT32.size > fields.remaining:
         raise CorruptSegment(f"field earlier claims {count} elements")
     return tuple(fields.integer("earlier.epoch", Cursor.int32, 0) for _ in range(count))
+
+
+def _decode_copy(fields: _Fields) -> CompactedCopy:
+    return CompactedCopy(
+        number=fields.integer("number", Cursor.int64, 0),
+        made_to=fields.integer("madeTo", Cursor.int64, 0),
+        shown_to=fields.integer("shownTo", Cursor.int64, -1),
+        caught_up_ms=fields.integer("caughtUpMs", Cursor.int64, -1),
+    )
 
 
 def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:

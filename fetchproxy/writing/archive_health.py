@@ -203,7 +203,9 @@ def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> l
     if view.history == FIRST_HISTORY:
         return conditions
     segments = rlmm.list_remote_log_segments(tp)
-    aside = [s for s in segments if s.is_finished and not view.history.shows(s)]
+    history = view.history
+    of_copy = [s for s in segments if s.is_finished and history.is_of_copy(s)]
+    aside = [s for s in of_copy if not history.shows(s)]
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
         message = (

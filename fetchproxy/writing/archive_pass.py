@@ -31,6 +31,8 @@ from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.health import Kind, Offsets
 from fetchproxy.runtime.cooperative import cooperative, for_each
 from fetchproxy.runtime.retrying import Backoff
+from fetchproxy.writing.compacted_log import CompactedLog
+from fetchproxy.writing.compaction import is_compacted
 from fetchproxy.writing.discovery import partitions_of
 from fetchproxy.writing.partition_archiver import PartitionArchiver, may_pass
 from fetchproxy.writing.published_positions import PublishedPositions
@@ -253,16 +255,15 @@ class ArchivePass(ArchiverParts):
         archiver = self.archiver(
             tp, spool, on_lost=lost.append, log_start_offset=log_start, is_bare=is_bare
         )
-        self._at_work[tp] = archiver
+        log_of_keys = self.compacted_log(tp, spool) if self._is_compacted(tp) else None
+        self._at_work[tp] = archiver if log_of_keys is None else log_of_keys.growth
         try:
-            while await archiver.process(close_short=True):
-                end = archiver.archive_end
-                if end is not None and end >= log_offsets.last_stable_offset:
-                    break
-            end = archiver.archive_end
+            end = await self._copy(log_of_keys or archiver, tp, log_offsets.last_stable_offset)
+            if log_of_keys is not None and not log_of_keys.is_whole:
+                return [_not_whole(tp)]
         finally:
             del self._at_work[tp]
-            await archiver.release()
+            await (log_of_keys or archiver).release()
         self.published_conditions.release(Kind.PARTITION_STOPPED, tp)
         self.published_conditions.release(Kind.LOG_DAMAGED, tp)
         # Where nothing was before, the next pass is the first that may find something to delete.
@@ -278,6 +279,21 @@ class ArchivePass(ArchiverParts):
         if log_offsets.high_watermark <= max(log_offsets.last_stable_offset, end or 0):
             return []
         return await self._pinned(tp, end)
+
+    def _is_compacted(self, tp: TopicIdPartition) -> bool:
+        return is_compacted(self.topic_config(tp.topic_id) or {})
+
+    async def _copy(
+        self, archiver: PartitionArchiver | CompactedLog, tp: TopicIdPartition, to: int
+    ) -> int | None:
+        """Up to the offset `to`, or until no more is available. Returns the archive's end."""
+        at_work = self._at_work[tp]
+        while await archiver.process(close_short=True):
+            end = at_work.archive_end
+            whole = not isinstance(archiver, CompactedLog) or archiver.is_whole
+            if end is not None and end >= to and whole:
+                break
+        return at_work.archive_end
 
     async def _pinned(self, tp: TopicIdPartition, end: int | None) -> list[NotArchived]:
         """What is above the last stable offset still, or nothing."""
@@ -318,6 +334,16 @@ def _above(end: int | None, log_offsets: LogOffsets, to: int) -> Offsets | None:
     """The offsets above the archive's end and below `to`. None: there are none."""
     first = max(end or 0, log_offsets.log_start_offset)
     return (first, to - 1) if first < to else None
+
+
+def _not_whole(tp: TopicIdPartition) -> NotArchived:
+    return NotArchived(
+        tp,
+        None,
+        "its compacted log was not copied in time, or another replica became its leader",
+        "run this again",
+        may_succeed_again=True,
+    )
 
 
 def _lost(tp: TopicIdPartition, offsets: Offsets) -> NotArchived:

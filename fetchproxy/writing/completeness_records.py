@@ -116,6 +116,25 @@ class CompletenessRecords:
         self._finished_offsets = finished_offsets
 
 
+class NoRecords(CompletenessRecords):
+    """Of a copy of a log that does not count yet: nothing is stated about it."""
+
+    async def read(self) -> None:
+        pass
+
+    async def begin(self, view: PartitionView, start_offset: int) -> None:
+        pass
+
+    async def lost(self, view: PartitionView, log_start_offset: int) -> list[Offsets]:
+        return []
+
+    async def finished(self, segment: RemoteLogSegmentMetadata) -> None:
+        pass
+
+    async def withdraw_end(self) -> None:
+        pass
+
+
 async def read_finished_offsets(
     records: ArchiveObjects, tp: TopicIdPartition
 ) -> FinishedOffsets | None:

@@ -25,6 +25,7 @@ from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
     ByteRange,
+    CompactedCopy,
     EpochStart,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -65,7 +66,8 @@ class CopyProgress:
 @dataclass(eq=False, repr=False)
 class SegmentCopier:
     """Copies segments to the store in two phases. `wall_clock_ms` stamps the metadata;
-    `uuid_factory` makes segment ids.
+    `uuid_factory` makes segment ids. `compacted`: the copy of a compacted log that the segments
+    belong to; None: the one that the archive shows, if there is any.
     """
 
     rsm: RemoteStorageManager
@@ -74,6 +76,7 @@ class SegmentCopier:
     copy_max_ms: int
     wall_clock_ms: Callable[[], int]
     uuid_factory: Callable[[], UUID]
+    compacted: CompactedCopy | None = None
 
     def __post_init__(self) -> None:
         self._deletion = SegmentDeletion(self.rsm, self.rlmm, self.wall_clock_ms)
@@ -260,9 +263,14 @@ class SegmentCopier:
             raise _copy_refused_error(metadata, error) from error
         LAST_SUCCESSES.note(Activity.METADATA_WRITE, asyncio.get_running_loop().time())
 
+    def _new_id(self, tp: TopicIdPartition) -> UUID:
+        view, new_id = self.rlmm.view(tp), self.uuid_factory()
+        copy = self.compacted or (None if view is None else view.history.compacted)
+        return new_id if copy is None else copy.segment_id(new_id)
+
     def _metadata(self, segment: AccumulatedSegment) -> RemoteLogSegmentMetadata:
         return RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(segment.tp, self.uuid_factory()),
+            segment_id=RemoteLogSegmentId(segment.tp, self._new_id(segment.tp)),
             start_offset=segment.start_offset,
             end_offset=segment.end_offset,
             max_timestamp_ms=segment.max_timestamp_ms,

@@ -13,6 +13,7 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID, TopicIdPartition
 from fetchproxy.observability.health import Health, Kind, of_topic
 from fetchproxy.observability.metrics import ARCHIVE_REFUSED_TOPICS
+from fetchproxy.writing.compaction import NO_DELETES, delete_retention_ms, is_compacted
 
 
 def is_internal(topic: TopicInfo, metadata_topic: str) -> bool:
@@ -23,29 +24,33 @@ def is_internal(topic: TopicInfo, metadata_topic: str) -> bool:
 
 
 def matching_topics(
-    pattern: str, topics: Iterable[TopicInfo], metadata_topic: str
+    config: ArchiveConfig, topics: Iterable[TopicInfo], metadata_topic: str
 ) -> list[TopicInfo]:
-    """The topics whose whole name matches and that are not internal. Every part uses this rule."""
-    compiled = re.compile(pattern)
+    """The topics that the patterns name and that are not internal. Every part uses this rule."""
     return [
         topic
         for topic in topics
-        if compiled.fullmatch(topic.name) and not is_internal(topic, metadata_topic)
+        if config.names(topic.name) and not is_internal(topic, metadata_topic)
     ]
 
 
-def refusal(topic: TopicInfo, topic_config: dict[str, str]) -> str | None:
+def refusal(topic: TopicInfo, topic_config: Mapping[str, str], config: ArchiveConfig) -> str | None:
     """Why a topic cannot be archived, as a sentence for the operator. None: it can be archived.
 
-    Compaction removes records from the log after they were copied (KIP-405 excludes it too). An
+    Compaction removes records from the log after they were copied (KIP-405 excludes it too), so a
+    compacted topic is copied in another way (`compacted_partition`), if the operator wants it. An
     archive is keyed by topic id (KIP-516).
     """
     if topic.topic_id == ZERO_UUID:
         return "the brokers have no topic ids; they are older than 2.8"
-    policies = {policy.strip() for policy in topic_config.get("cleanup.policy", "").split(",")}
-    if "compact" in policies:
-        return "cleanup.policy contains compact; compacted topics are not archived"
-    return None
+    if not is_compacted(topic_config):
+        return None
+    if not re.fullmatch(config.compacted_topics or "", topic.name):
+        return (
+            "cleanup.policy contains compact, and archive.compacted_topics does not match it; "
+            "other compacted topics are not archived"
+        )
+    return None if delete_retention_ms(topic_config) > 0 else NO_DELETES
 
 
 def partitions_of(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
@@ -93,7 +98,7 @@ class TopicDiscovery:
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}
         found_configs: dict[UUID, dict[str, str]] = {}
-        matching = matching_topics(self._pattern, topics, self._metadata_topic)
+        matching = matching_topics(self._config, topics, self._metadata_topic)
         self.internal = [
             topic.name
             for topic in topics
@@ -101,17 +106,28 @@ class TopicDiscovery:
         ]
         for topic in matching:
             reason = await self._refusal_of(topic, found_configs)
-            if reason is None:
-                archived.append(topic)
-            else:
+            if reason is not None:
                 refused[topic.name] = reason
+            elif self._is_wanted(topic, found_configs):
+                archived.append(topic)
         self._configs = found_configs
         self._publish(refused)
         return archived
 
     def names(self, topic: str) -> bool:
-        """Whether `archive.topics` matches this whole name."""
-        return re.fullmatch(self._pattern, topic) is not None
+        """Whether `archive.topics` or `archive.compacted_topics` matches this whole name."""
+        return self._config.names(topic)
+
+    def is_compacted(self, topic_id: UUID) -> bool:
+        """Whether an archived topic was compacted at the last `look`."""
+        return is_compacted(self._configs.get(topic_id, {}))
+
+    def _is_wanted(self, topic: TopicInfo, found_configs: dict[UUID, dict[str, str]]) -> bool:
+        """False: only `archive.compacted_topics` names it, and it is not compacted."""
+        if re.fullmatch(self._pattern, topic.name) or is_compacted(found_configs[topic.topic_id]):
+            return True
+        del found_configs[topic.topic_id]
+        return False
 
     def why_nothing(self) -> str | None:
         """Why the last `look` found no topic to archive and refused none, as a sentence."""
@@ -127,6 +143,7 @@ class TopicDiscovery:
     async def _refusal_of(
         self, topic: TopicInfo, found_configs: dict[UUID, dict[str, str]]
     ) -> str | None:
+        """None: the topic has its settings in `found_configs`."""
         try:
             config = await self._cluster.topic_config(topic.name)
         except ClusterError as error:
@@ -138,7 +155,7 @@ class TopicDiscovery:
                 return f"its configuration cannot be read ({error})"
             config = known  # the configuration as last read
         found_configs[topic.topic_id] = config
-        return refusal(topic, config) or self._name_fault(topic.name, topic.topic_id)
+        return refusal(topic, config, self._config) or self._name_fault(topic.name, topic.topic_id)
 
     def _publish(self, refused: dict[str, str]) -> None:
         kind = Kind.TOPIC_REFUSED

@@ -47,5 +47,10 @@ class WritingLimits:
     orphan_check_segments_per_hour: int = 8_000
     orphan_check_interval_max_ms: int = 24 * 3_600_000
     orphan_age_min_ms: int = 3_600_000
+    # A whole copy of a compacted log counts this long before the log may be copied anew: a small
+    # topic that changes all the time is copied 24 times a day.
+    compacted_copy_interval_min_ms: int = 3_600_000
+    # Time until the next attempt after a copy that was given up.
+    compacted_copy_retry_ms: int = 600_000
     # Time between two looks for archives of deleted topics; each lists the archive's partitions.
     topic_deletion_check_interval_ms: int = 300_000

@@ -112,8 +112,15 @@ def joints_of(
     offsets.
     """
     epochs = rising(segment.leader_epochs)
+    starts = [entry.start_offset for entry in segment.leader_epochs]
+    end_by_start = dict(zip(starts, segment.epoch_ends or starts[1:], strict=False))
     joints = [
-        Joint(one.epoch, other.start_offset, other.start_offset) for one, other in pairwise(epochs)
+        Joint(
+            one.epoch,
+            min(end_by_start.get(one.start_offset, other.start_offset), other.start_offset),
+            other.start_offset,
+        )
+        for one, other in pairwise(epochs)
     ]
     if epochs:
         # The segment may begin with a hole.

@@ -76,8 +76,10 @@ def plan_merges(
     """Groups of two or more segments, by offset, each of at most `bytes_max` bytes. `segments`:
     read with `view`; those in `left_out` stay as they are. Small segments have at most half of
     `bytes_max`, so a full group gives one that is not small. The same archive gives the same plan,
-    also after a part of it has been carried out.
+    also after a part of it has been carried out. A compacted log has none: it is copied anew.
     """
+    if view.history.compacted is not None:
+        return []
     groups: list[_Segments] = []
     group: list[RemoteLogSegmentMetadata] = []
     for segment in _mergeable(segments, view):

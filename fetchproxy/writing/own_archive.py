@@ -274,8 +274,8 @@ class OwnArchive:
 
     async def _check_nothing_trimmed(self, message_start: str, topic_ids: Set[UUID]) -> None:
         """Archivers trim only archived records. `topic_ids`: the topics of this archive."""
-        pattern, metadata_topic = self.config.archive.topics or "", self.config.metadata.topic_name
-        topics = matching_topics(pattern, await self.cluster.topics(0), metadata_topic)
+        archive, metadata_topic = self.config.archive, self.config.metadata.topic_name
+        topics = matching_topics(archive, await self.cluster.topics(0), metadata_topic)
         if not topic_ids.isdisjoint(topic.topic_id for topic in topics):
             return
         tps = partitions_of([topic for topic in topics if await self._trims(topic)])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Protocol
 
 import structlog
 
@@ -24,7 +25,7 @@ from fetchproxy.errors import (
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.ages import LAST_SUCCESSES, Activity
 from fetchproxy.observability.health import Kind, Offsets, of_partition
@@ -55,22 +56,24 @@ log = structlog.get_logger(__name__)
 class PartitionArchiver:
     """Archives one partition in turns. `may_go_on` is called before each copy. A copy that has
     begun may finish. `check_own_log` raises if the records belong to another log: it is called
-    before the first records of an archive are read, and before they are copied. `on_lost` is called
-    with offsets that were lost before they could be copied, once for each, from `log_start_offset`
-    on if nothing is archived. None: from the log start at the first turn on. `is_bare`: a look at
-    many partitions has shown no object of this one. Then its first copy needs no look of its own
-    but the last one, which decides (`_confirm`).
+    before the first records of an archive are read, and before they are copied. `before_copy` is
+    called before a copy counts; its error ends the copy. `on_lost` is called with offsets that were
+    lost before they could be copied, once for each, from `log_start_offset` on if nothing is
+    archived. None: from the log start at the first turn on. `is_bare`: a look at many partitions
+    has shown no object of this one. Then its first copy needs no look of its own but the last one,
+    which decides (`_confirm`).
     """
 
     tp: TopicIdPartition
     _: KW_ONLY
     accumulator: SegmentAccumulator
-    rlmm: RemoteLogMetadataManager
+    rlmm: PartitionViews
     copier: SegmentCopier
     truncation: LogTruncation
     records: CompletenessRecords
     check_own_log: Callable[[TopicIdPartition], Awaitable[None]]
     may_go_on: Callable[[], bool] = lambda: True
+    before_copy: Callable[[AccumulatedSegment], Awaitable[None]] | None = None
     on_lost: Callable[[Offsets], None] = lambda offsets: None
     log_start_offset: int | None = None
     is_bare: bool = False
@@ -361,6 +364,8 @@ class PartitionArchiver:
         if view.log_end_offset != resumed.archive_end:
             raise CopyOvertaken(f"{self.tp} is already archived up to {view.log_end_offset}")
         await self.records.begin(view, segment.start_offset)
+        if self.before_copy is not None:
+            await self.before_copy(segment)
 
 
 def _nothing_yet() -> Resumed:
@@ -375,6 +380,16 @@ def _contradicts_itself(segment: AccumulatedSegment, leader_epoch: int | None) -
     return counts and segment.leader_epoch == leader_epoch != -1
 
 
+class CompactedTurns(Protocol):
+    """`compacted_log.CompactedLog`, which has an archiver of its own for each copy."""
+
+    async def process(self) -> bool: ...
+
+    async def release(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
 # The three steps of KIP-405's RemoteLogManager. Step 1, leader: delete segments that retention has
 # passed, and stale temporaries. Step 2, leader: copy records that are not in the archive yet. Step
 # 3, leader and follower: update the remote information.
@@ -382,7 +397,9 @@ def _contradicts_itself(segment: AccumulatedSegment, leader_epoch: int | None) -
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ManagedPartition:
-    """A partition's turns, and the result of the last one. A follower accumulates nothing."""
+    """A partition's turns, and the result of the last one. A follower accumulates nothing.
+    `compacted`: of a compacted log, whose growth `archiver` archives.
+    """
 
     archiver: PartitionArchiver
     leadership: Leadership
@@ -393,6 +410,7 @@ class ManagedPartition:
     published_conditions: PublishedConditions
     warnings: SparingWarnings
     watch: PartitionWatch
+    compacted: CompactedTurns | None = None
     step: Step | None = None  # of the turn under way; None: no turn
     view: PartitionView | None = None  # as of the last step 3
     last_error: str | None = None
@@ -422,11 +440,11 @@ class ManagedPartition:
                 failure = await self._attempt(Step.COPY, self.archiver.compare_with_leader())
                 if failure is None:
                     failure = await self._attempt(Step.DELETE, self.expirer.expire(self.tp))
-                    trimmed = await self._attempt(Step.DELETE, self.local_retention.trim(self.tp))
-                    failure = failure or trimmed
+                if failure is None and self.compacted is None:
+                    failure = await self._attempt(Step.DELETE, self.local_retention.trim(self.tp))
                 self.step = Step.COPY
                 begun_at = asyncio.get_running_loop().time()
-                more = await self.archiver.process()
+                more = await (self.compacted or self.archiver).process()
                 if not more and self.archiver.has_all:
                     self.caught_up_at = begun_at
             else:
@@ -442,7 +460,9 @@ class ManagedPartition:
         """Forget the partition's local state: this archiver does not lead it any more."""
         self.expirer.forget(self.tp)
         self.local_retention.forget(self.tp)
-        await self.archiver.release()
+        await (self.compacted or self.archiver).release()
+        if self.compacted is not None:
+            self.compacted.forget()
 
     async def _attempt(self, step: Step, work: Awaitable[object]) -> Exception | None:
         """The error of `work`, or None. Raises LogTruncated."""

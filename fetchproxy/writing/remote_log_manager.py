@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -26,14 +26,16 @@ from fetchproxy.errors import (
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, OperatorNotes, RecoveryPoint
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import TopicIdPartition
+from fetchproxy.model import CompactedCopy, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.cooperative import chosen
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.cluster_state_writer import ClusterStateWriter
-from fetchproxy.writing.completeness_records import CompletenessRecords
+from fetchproxy.writing.compacted_log import CompactedLog, ViewsOfCopy
+from fetchproxy.writing.compaction import delete_retention_ms
+from fetchproxy.writing.completeness_records import CompletenessRecords, NoRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -197,16 +199,43 @@ class ArchiverParts:
         return Spool(self.config.spool_dir, encrypted=self._rsm.encrypts)
 
     def archiver(self, tp: TopicIdPartition, spool: Spool, **more: Any) -> PartitionArchiver:
-        """`more`: further fields of the PartitionArchiver."""
-        return PartitionArchiver(
+        """`more`: other and further fields of the PartitionArchiver."""
+        fields: dict[str, Any] = {
+            "accumulator": self.source(tp, spool),
+            "rlmm": self.rlmm,
+            "copier": self.copier,
+            "truncation": self.truncation,
+            "records": CompletenessRecords(self._objects, tp),
+            "check_own_log": self._objects.check_own_log,
+        }
+        return PartitionArchiver(tp, **fields | more)
+
+    def compacted_log(
+        self, tp: TopicIdPartition, spool: Spool, may_go_on: Callable[[], bool] = lambda: True
+    ) -> CompactedLog:
+        def new_archiver(copy: CompactedCopy | None) -> PartitionArchiver:
+            if copy is None:
+                return self.archiver(tp, spool, rlmm=ViewsOfCopy(self.rlmm))
+            return self.archiver(
+                tp,
+                spool,
+                rlmm=ViewsOfCopy(self.rlmm, copy),
+                copier=replace(self.copier, compacted=copy),
+                records=NoRecords(self._objects, tp),
+            )
+
+        return CompactedLog(
             tp,
-            accumulator=self.source(tp, spool),
+            new_archiver=new_archiver,
+            rsm=self._rsm,
             rlmm=self.rlmm,
-            copier=self.copier,
-            truncation=self.truncation,
-            records=CompletenessRecords(self._objects, tp),
-            check_own_log=self._objects.check_own_log,
-            **more,
+            cluster=self.cluster,
+            delete_retention_ms=lambda: delete_retention_ms(self.topic_config(tp.topic_id) or {}),
+            wall_clock_ms=self.wall_clock_ms,
+            uuid_factory=self.uuid_factory,
+            published_conditions=self.published_conditions,
+            limits=self.limits,
+            may_go_on=may_go_on,
         )
 
 
@@ -400,7 +429,8 @@ class RemoteLogManager(ArchiverParts):
     async def _discover(self, spool: Spool) -> None:
         self._found = topics = await self.discovery.look()
         self._leadership.manage(topics)
-        tps = partitions_of(topics)
+        # One whose cleanup.policy has changed is managed anew, from the next discovery on.
+        tps = [tp for tp in partitions_of(topics) if not self._has_other_policy(tp)]
         for tp in tps:
             self._assign(tp, spool)
         self._wake()
@@ -416,9 +446,19 @@ class RemoteLogManager(ArchiverParts):
             log.info("partition_assigned", **tp.logged)
         self._schedule.assign(tp)
 
+    def _has_other_policy(self, tp: TopicIdPartition) -> bool:
+        partition = self._partitions.get(tp)
+        is_compacted = self.discovery.is_compacted(tp.topic_id)
+        return partition is not None and (partition.compacted is not None) != is_compacted
+
     def _manage(self, tp: TopicIdPartition, spool: Spool) -> ManagedPartition:
+        leads = lambda: self._leadership.leads(tp)  # noqa: E731
+        compacted = None
+        if self.discovery.is_compacted(tp.topic_id):
+            compacted = self.compacted_log(tp, spool, leads)
         return ManagedPartition(
-            archiver=self.archiver(tp, spool, may_go_on=lambda: self._leadership.leads(tp)),
+            archiver=compacted.growth if compacted else self.archiver(tp, spool, may_go_on=leads),
+            compacted=compacted,
             leadership=self._leadership,
             expirer=self.expirer,
             local_retention=self.local_retention,

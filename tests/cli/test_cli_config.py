@@ -110,6 +110,17 @@ def test_a_sound_file(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{file}: no faults\n", "")
 
 
+def test_internal_topics_are_named_that_a_pattern_matches_in_vain(tmp_path: Path) -> None:
+    file = tmp_path / "fetchproxy.toml"
+    file.write_text('[archive]\ntopics = "orders"\ncompacted_topics = ".*"\n')
+    result = config("--check", str(file))
+    assert result.exit_code == 0
+    note, verdict = result.stdout.splitlines()
+    assert "__consumer_offsets, __transaction_state" in note
+    assert "never archived" in note
+    assert verdict == f"{file}: no faults"
+
+
 def test_each_fault_has_a_line(tmp_path: Path) -> None:
     file = tmp_path / "fetchproxy.toml"
     file.write_text('[gateway]\nlistn = "x"\nidle_max_ms = "5 weeks"\n')

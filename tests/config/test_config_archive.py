@@ -26,9 +26,30 @@ def test_a_member_of_a_group() -> None:
     assert (archive.group_id, archive.group_instance_id) == ("archivers", "one")
 
 
+def test_compacted_topics_are_named_beside_the_others() -> None:
+    archive = loaded("archive.topics=orders", "archive.compacted_topics=_schemas").archive
+    assert [archive.names(topic) for topic in ("orders", "_schemas", "_schemas2")] == [
+        True, True, False,
+    ]  # fmt: skip
+    assert not loaded().archive.names("orders")
+
+
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
+        (["archive.compacted_topics=a"], "archive.topics is not: a process without it"),
+        (
+            ["archive.topics=a", "archive.compacted_topics=b", "archive.log_dirs=/a"],
+            "archive.compacted_topics and archive.log_dirs are both set",
+        ),
+        (
+            [
+                "archive_only.enabled=true",
+                "archive.compacted_topics=b",
+                "gateway.listen=127.0.0.1:0",
+            ],
+            "archive.compacted_topics",
+        ),
         (["archive.log_dirs=data,/c"], "expected absolute paths"),
         (["archive.log_dirs=/c,"], "expected absolute paths"),
         (

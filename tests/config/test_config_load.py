@@ -65,7 +65,8 @@ def test_every_key_can_be_set_by_its_variable(tmp_path: Path) -> None:
         "archive.retention_overrides": '{"t": {"local_retention_ms": 5}}',
     }
     for key in all_keys().values():
-        if key.name.startswith(("sasl_", "tls_", "sni_", "group_instance_", "archives", "users_")):
+        in_groups = ("sasl_", "tls_", "sni_", "group_instance_", "compacted_", "archives", "users_")
+        if key.name.startswith(in_groups):
             # These come in groups: test_config_sasl.py, test_config_archive.py, tests/tls,
             # test_config_attach.py, test_archive_only_users.py.
             continue

@@ -18,8 +18,10 @@ from segment_values import segment_of
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
+    CompactedCopy,
     EpochStart,
     LogHistory,
+    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
@@ -357,6 +359,41 @@ class MetadataContract:
                 assert (tuple(view.segments), view.raised_log_start) == ((segment_kept,), 12)
                 assert view.log_start_offset == 12
             assert len(manager.list_remote_log_segments(TP)) == 2
+
+    async def test_one_copy_of_a_compacted_log_counts_for_all(self, backing: Backing) -> None:
+        """A new one replaces the other at once, and whole."""
+        first, second = CompactedCopy(5, 20, 20, 77), CompactedCopy(6, 30, -1, 99)
+
+        def of_copy(
+            copy: CompactedCopy, number: int, low: int, high: int
+        ) -> RemoteLogSegmentMetadata:
+            one = segment(number, low, high)
+            return replace(
+                one, segment_id=RemoteLogSegmentId(TP, copy.segment_id(one.segment_id.id))
+            )
+
+        async with backing.manager() as manager, backing.manager() as other:
+            await manager.put_log_history(TP, LogHistory(compacted=CompactedCopy()))
+            low = await copied(manager, of_copy(first, 1, 0, 9))
+            high = await copied(manager, of_copy(first, 2, 10, 19))
+            for reader in (manager, other):
+                assert not (await reader.refresh(TP, now())).segments, "no copy is whole yet"
+            await manager.put_log_history(TP, LogHistory(compacted=first))
+            new_low = await copied(manager, of_copy(second, 3, 0, 14))
+            new_high = await copied(manager, of_copy(second, 4, 15, 29))
+            for reader in (manager, other):
+                view = await reader.refresh(TP, now())
+                assert tuple(view.segments) == (low, high)
+                assert view.history.compacted == first
+            await manager.put_log_history(TP, LogHistory(compacted=second))
+            for reader in (manager, other):
+                view = await reader.refresh(TP, now())
+                assert tuple(view.segments) == (new_low, new_high)
+            assert set(manager.list_remote_log_segments(TP)) == {low, high, new_low, new_high}
+        async with backing.manager() as fresh:
+            view = await fresh.refresh(TP, now())
+            assert tuple(view.segments) == (new_low, new_high)
+            assert view.history == LogHistory(compacted=second)
 
     async def test_what_a_person_says_of_a_log_that_began_again_is_seen_by_all(
         self, backing: Backing

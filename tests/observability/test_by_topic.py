@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fetchproxy.observability import metrics
 
 TOPIC = "by-topic"
-NUMBER_OF_METRICS_OF_PARTITIONS = 13
+NUMBER_OF_METRICS_OF_PARTITIONS = 14
 
 
 @pytest.fixture(autouse=True)

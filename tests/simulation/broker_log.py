@@ -8,7 +8,7 @@ ReplicaManager.readFromLog).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -43,7 +43,7 @@ class LogRead:
 class SimulatedLog:
     """Batches below the index `written` are produced; those below `replicated` are committed.
 
-    The offsets of `batches` have no holes, as in an uncompacted log.
+    The offsets of `batches` have no holes, until `compact` makes some.
     """
 
     def __init__(
@@ -103,6 +103,18 @@ class SimulatedLog:
 
     def trim(self, offset: int) -> None:
         self.start_offset = max(self.start_offset, min(offset, self.high_watermark))
+
+    def compact(self, gone: Collection[int]) -> None:
+        """As the log cleaner: the batches with these base offsets go, but never the last one."""
+        last = self.written - 1
+        stays = [i for i, b in enumerate(self.batches) if i >= last or b.base_offset not in gone]
+        lost = len(self.batches) - len(stays)
+        self.batches = [self.batches[i] for i in stays]
+        self._stable = [self._stable[0], *(self._stable[i + 1] for i in stays)]
+        self._last_offsets = [self._last_offsets[i] for i in stays]
+        self.committed_at = [self.committed_at[i] for i in stays if i < self.replicated]
+        self.written -= lost
+        self.replicated -= lost
 
     def read(self, offset: int, bytes_max: int, committed_only: bool, whole_first: bool) -> LogRead:
         """Read as a consumer does, up to the high watermark or LSO; `bytes_max` may cut a batch.

@@ -151,6 +151,17 @@ async def damaged(_: Path) -> MemoryObjectStore:
     return planted.store
 
 
+async def late_copy(_: Path) -> MemoryObjectStore:
+    planted = PlantedArchive()
+    await planted.add([batch(0)])
+    published_conditions = PublishedConditions(planted.storage.objects)
+    published_conditions.hold(
+        Kind.COMPACTED_COPY_LATE, TP, f"{TP} was not copied anew: it was at offset 10"
+    )
+    await published_conditions.publish()
+    return planted.store
+
+
 async def trimming_held_up(_: Path) -> MemoryObjectStore:
     async with trimming(local_retention_ms=1_000) as world:
         await world.planted.add([batch(30, timestamp=YEAR_2100_MS)], tp=TRIMMED)
@@ -245,6 +256,7 @@ MADE: dict[str, tuple[Making | Callable[[World, AsyncExitStack], Awaitable[None]
     "unarchived_records_deleted": (deleted_unarchived, (10, 39)),
     "open_transaction": (pinned, (None, None)),
     "log_damaged": (damaged, (None, None)),
+    "compacted_copy_late": (late_copy, (None, None)),
     "partition_stopped": (stopped, (None, None)),
     "local_trimming_stopped": (trimming_stopped, (0, 29)),
     "local_retention_held_up": (trimming_held_up, (30, 39)),
@@ -266,6 +278,7 @@ SAID_IN_THE_LOG = (
     "unarchived_records_deleted",
     "open_transaction",
     "log_damaged",
+    "compacted_copy_late",
     "partition_stopped",
     "local_trimming_stopped",
     "local_retention_held_up",

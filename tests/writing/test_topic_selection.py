@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from fetchproxy.brokers.cluster import TopicInfo
+from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.model import ZERO_UUID, TopicIdPartition
 from fetchproxy.writing.discovery import matching_topics, partitions_of, refusal
 
@@ -16,15 +17,22 @@ def topic(name: str, is_internal: bool = False, topic_id: UUID = UUID(int=1)) ->
 
 
 OWN_TOPIC = "remote-log"
+ALL = ArchiveConfig(topics=".*")
 
 
 def test_whole_names_match_and_internal_is_what_kafka_calls_internal() -> None:
     names = ["orders", "orders-eu", "__audit", "__debezium-heartbeat.srv", "-", ".hidden", "_"]
     own_topics = [topic("__consumer_offsets", True), topic("not-by-name", True), topic(OWN_TOPIC)]
     topics = [*map(topic, names), *own_topics]
-    assert [t.name for t in matching_topics("orders", topics, OWN_TOPIC)] == ["orders"]
-    assert [t.name for t in matching_topics(".*", topics, OWN_TOPIC)] == names
-    assert matching_topics("order|remote-log", topics, OWN_TOPIC) == []
+
+    def matching(topics_pattern: str, compacted: str | None = None) -> list[str]:
+        config = ArchiveConfig(topics=topics_pattern, compacted_topics=compacted)
+        return [t.name for t in matching_topics(config, topics, OWN_TOPIC)]
+
+    assert matching("orders") == ["orders"]
+    assert matching(".*") == matching("orders", ".*") == names
+    assert matching("order|remote-log") == []
+    assert matching("orders", "_+audit") == ["orders", "__audit"]
 
 
 @pytest.mark.parametrize(
@@ -38,14 +46,24 @@ def test_whole_names_match_and_internal_is_what_kafka_calls_internal() -> None:
     ],
 )
 def test_compacted_topics_are_refused(policy: str, refused: bool) -> None:
-    reason = refusal(topic("t"), {"cleanup.policy": policy})
+    reason = refusal(topic("t"), {"cleanup.policy": policy}, ALL)
     assert (reason is not None) == refused
-    assert reason is None or "compact" in reason
+    assert reason is None or "archive.compacted_topics does not match it" in reason
+    of_both = ArchiveConfig(topics=".*", compacted_topics="t")
+    assert refusal(topic("t"), {"cleanup.policy": policy}, of_both) is None
+    assert (refusal(topic("u"), {"cleanup.policy": policy}, of_both) is not None) == refused
+
+
+def test_a_reader_has_to_be_able_to_meet_each_deletion() -> None:
+    config = ArchiveConfig(topics=".*", compacted_topics=".*")
+    settings = {"cleanup.policy": "compact", "delete.retention.ms": "0"}
+    assert "delete.retention.ms=0" in (refusal(topic("t"), settings, config) or "")
+    assert refusal(topic("t"), settings | {"delete.retention.ms": "1"}, config) is None
 
 
 def test_without_a_configuration_or_a_topic_id() -> None:
-    assert refusal(topic("t"), {}) is None
-    assert "2.8" in (refusal(topic("t", topic_id=ZERO_UUID), {}) or "")
+    assert refusal(topic("t"), {}, ALL) is None
+    assert "2.8" in (refusal(topic("t", topic_id=ZERO_UUID), {}, ALL) or "")
 
 
 def test_partitions_in_order() -> None:

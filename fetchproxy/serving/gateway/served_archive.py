@@ -20,7 +20,8 @@ from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
+from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
+from fetchproxy.metadata.remote_reads import ReadableArchive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
@@ -63,7 +64,7 @@ class ArchivedKnowledge:
     that looked up a topic before, and asks about it now, has the wrong id: nothing is known of it.
     """
 
-    _rlmm: RemoteLogMetadataManager
+    _rlmm: ReadableArchive
     _continued: ContinuedTopics
     _clock: Callable[[], float]
     _warnings: SparingWarnings
@@ -180,7 +181,7 @@ class ArchivedTopics:
     """
 
     _cluster: Cluster
-    _rlmm: RemoteLogMetadataManager
+    _rlmm: ReadableArchive
     _knowledge: ArchivedKnowledge
     _clock: Callable[[], float]
     _max_age_s: float
@@ -531,7 +532,7 @@ class ServedArchive:
     """
 
     cluster: Cluster
-    rlmm: RemoteLogMetadataManager
+    rlmm: ReadableArchive
     views: LeaderViews
     purgatory: RemoteFetchPurgatory
     knowledge: ArchivedKnowledge

@@ -18,7 +18,7 @@ from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
-from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from fetchproxy.metadata.remote_reads import ReadableArchive
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
@@ -60,7 +60,7 @@ NODES_REFUSED_INTERVAL_S = 5.0
 async def open_gateway(
     config: Config,
     cluster: Cluster,
-    rlmm: RemoteLogMetadataManager,
+    rlmm: ReadableArchive,
     views: LeaderViews,
     purgatory: RemoteFetchPurgatory,
     positions: ArchiverPositions,

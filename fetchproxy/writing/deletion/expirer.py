@@ -406,7 +406,10 @@ class Expirer:
     async def _turn(self, tp: TopicIdPartition, now_ms: int) -> float:
         """Returns the time until the next turn (s)."""
         view = await self.rlmm.refresh(tp, asyncio.get_running_loop().time())
-        retention = effective_retention(self.config, tp.topic, self.topic_config(tp.topic_id))
+        topic_config = self.topic_config(tp.topic_id)
+        retention = effective_retention(self.config, tp.topic, topic_config)
+        if topic_config is None and view.history.compacted is not None:
+            retention = Retention()  # perhaps it is compacted still
         start, doubtful = await self._retained_from(view, retention, now_ms)
         start = await self._brake.released(view, start, now_ms, doubtful=doubtful)
         if start is not None:

@@ -11,7 +11,6 @@ looks like a deleted topic. So the store keeps a list of the cluster's topics
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -208,7 +207,7 @@ class PartitionDeletion:
         pattern matches. A mistyped `archive.topics` has no other sign.
         """
         pattern, kind = self.config.topics or "", Kind.TOPIC_LEFT_OUT
-        unmatched = {name: tps for name, tps in topics.items() if not re.fullmatch(pattern, name)}
+        unmatched = {n: tps for n, tps in topics.items() if not self.config.names(n)}
         still = {tp for tps in unmatched.values() for tp in tps}
         self._covered = {tp: offset for tp, offset in self._covered.items() if tp in still}
         elsewhere = await self._accumulated_elsewhere() if unmatched else set()

@@ -21,7 +21,13 @@ import structlog
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.config.values import RetentionOverride, parse_retention_overrides
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.model import (
+    LogHistory,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from fetchproxy.writing.compaction import is_compacted
 from fetchproxy.writing.deletion.orphans import Segments, spare_copies, stand_ins
 from fetchproxy.writing.deletion.segment_deletion import is_hidden
 
@@ -67,8 +73,11 @@ def effective_retention(
     config: ArchiveConfig, topic: str, topic_config: Mapping[str, str] | None
 ) -> Retention:
     """`topic_config`: the brokers' response. None: not known. If the topic's own settings count and
-    are not known, they are taken as unlimited: nothing is deleted on a guess.
+    are not known, they are taken as unlimited: nothing is deleted on a guess. A compacted topic has
+    no retention in the archive: what the brokers delete is missing in its next copy.
     """
+    if topic_config is not None and is_compacted(topic_config):
+        return Retention()
     overrides = parse_retention_overrides(config.retention_overrides or "")
     override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
     topic_retention = _topic_retention(topic_config) if config.follow_topic_retention else {}
@@ -321,14 +330,15 @@ def plan_removals(
     attempt_age_max_ms: int,
 ) -> Removals:
     """Plans to hide segments below the log start; attempts older than `attempt_age_max_ms`, because
-    no archiver works on them any more; and copies of that age whose offsets others hold (two
-    archivers were active at once). `segments`: all that the metadata name, in any state, read with
-    `view`.
+    no archiver works on them any more; copies of that age whose offsets others hold (two archivers
+    were active at once); and what a newer copy of a compacted log has replaced. `segments`: all
+    that the metadata name, in any state, read with `view`.
     """
     # Segments of another history of the log stay until an operator decides (`LogHistory`).
+    segments = tuple(segments)
+    hide = [s for s in segments if s.is_finished and _is_replaced(s, view.history)]
     segments = tuple(s for s in segments if not s.is_finished or view.history.shows(s))
     spare = spare_copies(segments, view, now_ms - attempt_age_max_ms)
-    hide: list[RemoteLogSegmentMetadata] = []
     delete: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
     later: list[int] = []
@@ -347,7 +357,16 @@ def plan_removals(
     standing = {
         s.segment_id.id: spare.get(s.segment_id.id) or stand_ins(s, view)
         for s in (*hide, *delete)
-        if s.end_offset >= view.raised_log_start
+        # The newer copy of a compacted log was seen to be whole before it replaced the other.
+        if s.end_offset >= view.raised_log_start and view.history.is_of_copy(s)
     }
     next_at_ms = min(later, default=None)
     return Removals(tuple(hide), tuple(delete), tuple(waiting), next_at_ms, standing)
+
+
+def _is_replaced(segment: RemoteLogSegmentMetadata, history: LogHistory) -> bool:
+    """Whether a newer copy of the compacted log counts. A copy that was begun after that one may be
+    in the making.
+    """
+    copy = history.compacted
+    return copy is not None and segment.segment_id.id.int >> 64 < copy.number

@@ -132,6 +132,7 @@ class BatchAccumulator(SegmentAccumulator):
         Raises LogTruncated if the log ends below `position`, LogDamaged if the first batch is
         malformed or fails its CRC-32C, ClusterError.
         """
+        begun_at = asyncio.get_running_loop().time()
         fetched = await self.cluster.fetch(
             self.tp,
             position,
@@ -149,6 +150,7 @@ class BatchAccumulator(SegmentAccumulator):
                 log.info("old_message_format_converted", **self.tp.logged, offset=position)
             if fault is not None and not any(h.last_offset >= position for h in headers):
                 raise fault
+            self.read_at = begun_at
             return checked, headers
         # The error does not say if the offset is below or above the log: ask for the current ends.
         gap = self._gap(position, await self._log_offsets())

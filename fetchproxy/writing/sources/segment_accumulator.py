@@ -36,6 +36,9 @@ class SegmentAccumulator(ABC):
     # As last known. None: not known yet.
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
+    # Loop time (s) before the last request that told `last_stable_offset` together with records.
+    # -inf: there was none, or the source reads no broker.
+    read_at: float = float("-inf")
     # The segment being accumulated or waiting to be copied. None or no bytes: nothing is
     # accumulated.
     accumulated: SegmentSummary | None = None
