@@ -9,6 +9,7 @@ of finished segments: like a write-ahead log, the journal is cut from its beginn
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -104,6 +105,7 @@ class Journal:
     async def run(self, spool: Spool) -> None:
         """Runs until it is cancelled."""
         clock = asyncio.get_running_loop().time
+        RECOVERY_POINT_AGE_SECONDS.set_function(lambda: self._age_s(clock()))
         while True:
             begun_at = clock()
             more = await self._write_or_warn(spool)
@@ -118,14 +120,14 @@ class Journal:
         for tp, partition in self.partitions().items():
             if partition.leads:
                 records += max(_log_end(partition, self.cluster) - self._safe_end(tp, partition), 0)
-        until = self._safe_until
-        return RecoveryPoint(None if until is None else round(1000 * (now - until)), records)
+        known = self._safe_until is not None
+        return RecoveryPoint(round(1000 * self._age_s(now)) if known else None, records)
+
+    def _age_s(self, now: float) -> float:
+        return math.nan if self._safe_until is None else now - self._safe_until
 
     def _publish(self) -> None:
-        point = self.recovery_point()
-        RECOVERY_POINT_RECORDS.set(point.records)
-        if point.age_ms is not None:
-            RECOVERY_POINT_AGE_SECONDS.set(point.age_ms / 1000)
+        RECOVERY_POINT_RECORDS.set(self.recovery_point().records)
         JOURNAL_OBJECTS.set(self._number - self._oldest)
 
     def _safe_end(self, tp: TopicIdPartition, partition: ManagedPartition) -> int:
