@@ -166,9 +166,10 @@ class Status:
     sentence for each kind on which a person has to act. `problems` has all kinds, in an operator's
     words. `outlook` says when records are lost. These are derived from the conditions.
     `archiver`: None if this process does not archive. `recovery_point`: what would be lost with
-    brokers and archivers now; None: no archiver with a journal is known. `partitions`: those asked for, faulty ones
-    first, then by topic and partition. `topics` (as many as asked for, faulty ones first) and
-    `totals` cover all partitions. `clients`: up to CLIENTS_MAX clients, those that read most bytes.
+    brokers and archivers now; None: no archiver with a journal is known. `partitions`: those asked
+    for, faulty ones first, then by topic and partition. `topics` (as many as asked for, faulty ones
+    first) and `totals` cover all partitions. `clients`: up to CLIENTS_MAX clients, those that read
+    most bytes.
     `shows_records`: whether `/api/records` answers.
     """
 
