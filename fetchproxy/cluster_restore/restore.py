@@ -382,10 +382,11 @@ class _Run:
         for topic in self.plan.of(TopicAction.CREATE):
             # As in taken topics: an unclean election would choose a follower that is not placed.
             configs = dict(topic.archived.configs) | {_UNCLEAN: "false"}
-            count = len(topic.archived.partitions)
-            topic_id = await requests.create_topic(
-                self.controller, topic.name, count, self.phantoms.ids, configs
-            )
+            replicas = [
+                self.phantoms.of_partition(topic.name, n)
+                for n in range(len(topic.archived.partitions))
+            ]
+            topic_id = await requests.create_topic(self.controller, topic.name, replicas, configs)
             if topic_id is not None:
                 goals = enumerate(partition_goals(topic))
                 led.lead(topic.name, topic_id, {n: led_log(goal) for n, goal in goals})
