@@ -20,7 +20,7 @@ UV := uv==0.13.8
 # Hundreds of processes would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-workers bench-pipeline bench-appetite soak chaos drill-cluster docs sbom lock clean
+.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-workers bench-pipeline bench-appetite bench-cluster soak chaos drill-cluster docs sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -124,6 +124,10 @@ bench-appetite: venv  ## what a stock librdkafka client reads: direct, through t
 	$(BIN)/python -m lab setup kafka
 	$(BIN)/python -m benchmarks.appetite
 	$(BIN)/python -m benchmarks.applications
+
+bench-cluster: venv  ## how long a lost cluster takes to come back, and what its recovery point costs
+	$(BIN)/python -m lab setup kafka
+	$(BIN)/python -m benchmarks.cluster
 
 soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? MINUTES=N for others
 	$(BIN)/python -m lab setup kafka s3

@@ -36,17 +36,28 @@ class Check:
         return f"{sign} {self.what}: {self.figure}"
 
 
-def record_checks(
-    ledger: Ledger, archived: Read, point: ShownPoint | None, killed_at: float
-) -> Iterator[Check]:
-    """`archived`: all that a reader with read_committed gets of the lost cluster. `point`: the last
-    one that was shown before the kill."""
-    lost = sorted(
+def lost_times(ledger: Ledger, archived: Read) -> list[float]:
+    """When the acknowledged records were told that no reader gets, in order (monotonic, s)."""
+    return sorted(
         one.at
         for place, of_place in ledger.records.items()
         for offset, one in of_place.items()
         if archived.get(place, {}).get(offset) != one.number
     )
+
+
+def ages(lost: Sequence[float], point: ShownPoint, killed_at: float) -> tuple[float, float]:
+    """Of the recovery point at the kill, in s: as it was shown, and as the kill has proven."""
+    true_at = lost[0] if lost else killed_at
+    return killed_at - point.at, killed_at - true_at
+
+
+def record_checks(
+    ledger: Ledger, archived: Read, point: ShownPoint | None, killed_at: float
+) -> Iterator[Check]:
+    """`archived`: all that a reader with read_committed gets of the lost cluster. `point`: the last
+    one that was shown before the kill."""
+    lost = lost_times(ledger, archived)
     if point is None:
         yield Check("the archiver showed a recovery point", "none", ok=False)
         return
@@ -54,8 +65,7 @@ def record_checks(
     yield Check(
         "acknowledged records lost below the shown recovery point", f"{below:,}", ok=below == 0
     )
-    true_at = lost[0] if lost else killed_at
-    shown_s, true_s = killed_at - point.at, killed_at - true_at
+    shown_s, true_s = ages(lost, point, killed_at)
     yield Check(
         "age of the recovery point at the kill",
         f"shown {shown_s:.2f} s, true {true_s:.2f} s",

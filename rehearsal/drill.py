@@ -196,6 +196,10 @@ class Rehearsal:
         archived = self._archived(places)
         yield from checks.start_checks(starts, archived, places)
         yield from checks.record_checks(self.ledger, archived, loss.point, loss.killed_at)
+        if loss.point is not None:
+            lost = checks.lost_times(self.ledger, archived)
+            shown_s, true_s = checks.ages(lost, loss.point, loss.killed_at)
+            self.times |= {"shown age": shown_s, "true age": true_s}
         of_state = _commits_of_state(self._store)
         yield from checks.group_checks(of_state, loss.commits, starts, restored, _named(report))
         restored_inventory = inventory.found_inventory(cluster.bootstrap, loss.planned)

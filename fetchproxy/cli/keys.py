@@ -94,8 +94,8 @@ def rewrap(
     You can run the command while archivers and readers work, and interrupt and repeat it. It also
     checks the copies that `fetchproxy mirror` has made; the next run of `mirror` brings the new
     data keys there. --dry-run shows how many data keys each key encrypts now, in the archive and in
-    each copy. You can remove a key from the key ring when it encrypts none, also none of the objects of
-    the journal (archive.recovery_point_ms), which the archiver deletes by itself.
+    each copy. You can remove a key from the key ring when it encrypts none. The objects of the
+    journal (archive.recovery_point_ms) count too; the archiver deletes them by itself.
 
     Exit codes: 0 success; 1 some data keys could not be opened, or a copy could not be read; 2 the
     configuration is wrong, or the store does not respond; 130 interrupted.
@@ -142,8 +142,8 @@ class CopyReport:
 class RewrapReport:
     rewrapped: int = 0
     keys: Counter[str] = field(default_factory=Counter)  # segments by key id, before this run
-    # Objects of archivers' journals by key id. They stay as they are: an archiver uses the active key
-    # from its next object on, and deletes old objects when finished segments have their records.
+    # Objects of archivers' journals by key id. They stay as they are: an archiver uses the active
+    # key from its next object on, and deletes those whose records are in finished segments.
     journals: Counter[str] = field(default_factory=Counter)
     # Data keys that could not be opened, and folders that could not be listed, with reasons.
     faults: list[str] = field(default_factory=list)

@@ -303,7 +303,9 @@ class _Run:
             return
         with suppress(ClusterError, TimeoutError):  # the commits try again, and name what fails
             async with asyncio.timeout(_COORDINATOR_BEGIN_MAX_S):
-                while not await self._has_coordinator(group):
+                while True:
+                    if await self._has_coordinator(group):
+                        return
                     await asyncio.sleep(_COORDINATOR_LOOK_S)
 
     async def _has_coordinator(self, group: str) -> bool:

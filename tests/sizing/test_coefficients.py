@@ -120,7 +120,9 @@ def test_a_state_has_about_so_many_bytes_a_partition() -> None:
     groups = tuple(
         GroupWithOffsets(
             f"group-{number}", GroupKind.CLASSIC,
-            tuple(OffsetOfGroup(topics[number % 100].name, one, 8_000_000, 12) for one in range(10)),
+            tuple(
+                OffsetOfGroup(topics[number % 100].name, one, 8_000_000, 12) for one in range(10)
+            ),
         )
         for number in range(1_000)
     )  # fmt: skip
