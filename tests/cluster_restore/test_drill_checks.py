@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rehearsal import checks
 from rehearsal.checks import Check
-from rehearsal.inventory import SCHEMAS, planned_inventory
+from rehearsal.inventory import PAYMENTS, SCHEMAS, planned_inventory
 from rehearsal.ledger import Ledger, number_of, value_of
 from rehearsal.processes import ShownPoint
 
@@ -79,6 +79,9 @@ def test_the_first_new_record_is_at_the_start() -> None:
     assert failures(checks.written_checks({PLACE: (3, 3)}, {PLACE: [4, 3]})) == []
     assert failures(checks.written_checks({PLACE: (3, 3)}, {PLACE: [0]})) != []
     assert failures(checks.written_checks({PLACE: (3, 3)}, {})) != []
+    assert failures(checks.written_checks({PLACE: (3, 3)}, {PLACE: [4]})) != []
+    aborted_before = {(PAYMENTS, 0): [24]}
+    assert failures(checks.written_checks({(PAYMENTS, 0): (3, 3)}, aborted_before)) == []
 
 
 def test_groups_that_are_elsewhere_gone_or_not_named() -> None:
