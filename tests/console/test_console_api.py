@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from uuid import UUID
 
 import aiohttp
 import pytest
+from loop_turns import longest_turn
 from prometheus_client import CollectorRegistry
 from segment_values import segment_of
 from test_console_collect import CONFIG, Process
@@ -51,31 +50,6 @@ async def served(process: Process, **config: Any) -> AsyncIterator[aiohttp.Clien
         aiohttp.ClientSession(f"http://{console.address}") as session,
     ):
         yield session
-
-
-@asynccontextmanager
-async def longest_turn() -> AsyncIterator[list[float]]:
-    """CPU seconds of the longest turn of the loop: other processes do not count. Nor does a search
-    for garbage in all that the tests have made: a process spares it (`spare_collections`).
-    """
-    longest = [0.0]
-    gc.freeze()
-
-    async def watch() -> None:
-        before = time.thread_time()
-        while True:
-            await asyncio.sleep(0)
-            now = time.thread_time()
-            longest[0] = max(longest[0], now - before)
-            before = now
-
-    watching = asyncio.create_task(watch())
-    await asyncio.sleep(0)
-    try:
-        yield longest
-    finally:
-        watching.cancel()
-        gc.unfreeze()
 
 
 def rows_of(process: Process) -> Rows:
