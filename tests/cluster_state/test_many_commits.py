@@ -7,7 +7,7 @@ from typing import Any
 from kafka.protocol.admin import ListGroupsResponse
 from kafka.protocol.consumer.group import OffsetFetchResponse
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
-from loop_turns import longest_turn
+from longest_turns import longest_turn
 from scripted_broker import ScriptedBroker, encode, serving
 
 from fetchproxy.brokers.cluster import Cluster
