@@ -29,7 +29,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
-from fetchproxy.runtime.cooperative import chosen
+from fetchproxy.runtime.cooperative import chosen, cooperative
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.cluster_state_writer import ClusterStateWriter
@@ -399,7 +399,7 @@ class RemoteLogManager(ArchiverParts):
         self._found = topics = await self.discovery.look()
         self._leadership.manage(topics)
         tps = partitions_of(topics)
-        for tp in tps:
+        async for tp in cooperative(tps):  # 10,000 new ones took a second at once
             self._assign(tp, spool)
         self._wake()
         self._discovered = True
