@@ -250,12 +250,12 @@ def _produce(
     seconds: float,
     numbers: count[int],
 ) -> None:
-    began_at, sent = time.monotonic(), 0
+    began_at, written = time.monotonic(), 0
     while (passed := time.monotonic() - began_at) < seconds:
-        while sent < passed * per_s:
+        while written < passed * per_s:
             topic, partition = places[next(numbers) % len(places)]
             producer.produce(topic, bytes(200), partition=partition)
-            sent += 1
+            written += 1
         producer.poll(0.02)
     producer.flush()
 

@@ -84,12 +84,12 @@ class IdempotentProducer(Client):
                 **QUIET,
             }
         )
-        began_at, sent = time.monotonic(), 0
+        began_at, written = time.monotonic(), 0
         while not self._stopping.is_set():
             due = int((time.monotonic() - began_at) * self._per_s)
-            while sent < due and len(producer) < _WAITING_MAX:
-                self._send(producer, self._places[sent % len(self._places)])
-                sent += 1
+            while written < due and len(producer) < _WAITING_MAX:
+                self._send(producer, self._places[written % len(self._places)])
+                written += 1
             producer.poll(_TICK_S)
         producer.purge()
         producer.poll(0)

@@ -17,8 +17,8 @@ KEY = ("readers", PLACE)
 KILLED_AT, POINT = 100.0, ShownPoint(99.9, 98.0, 20)
 
 
-def failures(found: Iterable[Check]) -> list[str]:
-    return [check.what for check in found if check.ok is False]
+def failures(results: Iterable[Check]) -> list[str]:
+    return [check.what for check in results if check.ok is False]
 
 
 def ledger(times: dict[int, float]) -> Ledger:
@@ -61,8 +61,8 @@ def test_an_aborted_record_that_a_reader_gets() -> None:
 
 
 def test_without_a_shown_point_nothing_is_proven() -> None:
-    found = checks.record_checks(ledger({}), {}, None, KILLED_AT)
-    assert failures(found) == ["the archiver showed a recovery point"]
+    results = checks.record_checks(ledger({}), {}, None, KILLED_AT)
+    assert failures(results) == ["the archiver showed a recovery point"]
 
 
 def test_a_log_that_begins_too_early_or_has_records() -> None:
@@ -91,8 +91,8 @@ def test_groups_that_are_elsewhere_gone_or_not_named() -> None:
         state: int, restored: dict[tuple[str, tuple[str, int]], int], named: tuple[int, int] | None
     ) -> list[str]:
         in_report = {} if named is None else {KEY: named}
-        found = checks.group_checks({KEY: state}, {KEY: state}, starts, restored, in_report)
-        return failures(found)
+        results = checks.group_checks({KEY: state}, {KEY: state}, starts, restored, in_report)
+        return failures(results)
 
     assert judge(8, {KEY: 8}, None) == []
     assert judge(14, {KEY: 10}, (10, 4)) == []

@@ -221,14 +221,11 @@ async def test_a_gap_is_told_with_its_date(scene: Scene) -> None:
 
 
 async def test_what_a_lost_cluster_would_take_along_is_a_tile(scene: Scene) -> None:
+    title, records = "If the cluster died now", "8\u202f204 records would be lost"
     await scene.sees("#tiles", "Not archived yet")
-    assert "If the cluster died now" not in await scene.js(
-        "document.querySelector('#tiles').textContent"
-    )
+    assert title not in await scene.js("document.querySelector('#tiles').textContent")
     scene.recovery_point = RecoveryPoint(2_100, 8_204)
-    await scene.sees(
-        "#tiles", "If the cluster died now", "2.1 s", "8\u202f204 records would be lost"
-    )
+    await scene.sees("#tiles", title, "2.1 s", records)
 
 
 async def test_a_refused_topic_is_named_with_the_reason(scene: Scene) -> None:
