@@ -18,7 +18,7 @@ FILE = ROOT / "deploy/drill/docker-compose.yml"
 SERVICES: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))["services"]
 PAGE = (ROOT / "docs/recover/rehearsal.md").read_text("utf-8")
 OLD, NEW = ("kafka-1", "kafka-2", "kafka-3"), ("new-1", "new-2", "new-3")
-OWN = [name for name, service in SERVICES.items() if service.get("build")]
+BUILT_HERE = [name for name, service in SERVICES.items() if service.get("build")]
 SETTING = re.compile(r"--set=([\w.]+)=(.*)")
 
 
@@ -31,7 +31,7 @@ def names_in(words: list[str]) -> list[str]:
     return [word for word in words if not word.startswith("-")]
 
 
-@pytest.mark.parametrize("service", OWN)
+@pytest.mark.parametrize("service", BUILT_HERE)
 def test_each_command_and_setting_is_real(service: str) -> None:
     words = SERVICES[service]["command"]
     settings = [
