@@ -153,8 +153,10 @@ def group_checks(
         f"{len(expected) - len(wrong):,} of {len(expected):,}, {len(groups)} groups",
         ok=not wrong and bool(groups),
     )
-    lacking = [key for key in last if key not in restored]
-    yield Check("committed offsets that are gone", f"{len(lacking):,}", ok=not lacking)
+    gone = {group for group, _ in last} - {group for group, _ in restored}
+    yield Check("groups that are gone", f"{len(gone)}", ok=not gone)
+    later = sum(key not in of_state for key in last)
+    yield Check("partitions where a group committed first after the state was kept", f"{later:,}")
     beyond = {key: offset - expected[key] for key, offset in of_state.items()}
     beyond = {key: offsets for key, offsets in beyond.items() if offsets}
     unnamed = [key for key, offsets in beyond.items() if named.get(key) != (expected[key], offsets)]

@@ -159,11 +159,13 @@ class Rehearsal:
         }
 
     def _until_settled(self, watch: Watch, clients: Sequence[Client]) -> None:
-        """Until the archiver shows a recovery point, and each group has committed."""
+        """Until the archiver shows a recovery point, and has kept a state in which each group has
+        committed.
+        """
         deadline = time.monotonic() + _SETTLED_MAX_S
         expected = self.drill.groups + len(_MEMBERS)
         while True:
-            groups = {group for group, _ in self.ledger.commits}
+            groups = {group for group, _ in _commits_of_state(self._store)}
             if watch.points and len(groups) == expected:
                 return
             faults = [client.fault for client in clients if client.fault]
@@ -320,8 +322,10 @@ def read_all(bootstrap: str, ends: Mapping[Place, int]) -> dict[Place, dict[int,
 
 
 def _commits_of_state(store: Path) -> dict[tuple[str, Place], int]:
-    """Of the newest state in the archive, whose file is JSON."""
-    newest = max(path for path in (store / "cluster-states").iterdir() if path.is_file())
+    """Of the newest state in the archive, whose file is JSON. Nothing if there is none yet."""
+    newest = max((store / "cluster-states").glob("[0-9]*"), default=None)
+    if newest is None:
+        return {}
     return {
         (group["group_id"], (topic, row[0])): row[1]
         for group in loads(newest.read_text())["groups"]

@@ -101,7 +101,7 @@ def test_groups_that_are_elsewhere_gone_or_not_named() -> None:
     assert judge(14, {KEY: 14}, (10, 4)) == ["offsets of groups in their place"]
     assert judge(8, {}, None) == [
         "offsets of groups in their place",
-        "committed offsets that are gone",
+        "groups that are gone",
     ]
 
 

@@ -35,7 +35,9 @@ def names_in(words: list[str]) -> list[str]:
 def test_each_command_and_setting_is_real(service: str) -> None:
     words = SERVICES[service]["command"]
     settings = [
-        Setting(*setting.groups(), "compose") for one in words if (setting := SETTING.match(one))
+        Setting(setting[1], setting[2], "compose")
+        for one in words
+        if (setting := SETTING.match(one))
     ]
     config = load_config(None, {**image_environment(), **environment(service)}, settings)
     assert config.store.url == "file:///archive"
