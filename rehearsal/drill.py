@@ -69,7 +69,6 @@ class Rehearsal:
     say: Callable[[str], None]
     ledger: Ledger = field(default_factory=Ledger)
     times: dict[str, float] = field(default_factory=dict)
-    cpu: dict[str, float] = field(default_factory=dict)
 
     def play(self) -> list[Check]:
         """Raises PartFailed, PartMissing, KafkaException."""
