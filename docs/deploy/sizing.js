@@ -27,7 +27,7 @@ const COEFFICIENTS = {
   "chunk_bytes": 4194304,
   "objects_per_segment": 4,
   "page_objects": 1000,
-  "state_bytes_per_partition": 100,
+  "state_bytes_per_partition": 120,
   "states_of_hours": 168,
   "archiver_writes": 86400,
   "archiver_listings": 38880,

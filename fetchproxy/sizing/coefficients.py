@@ -51,7 +51,7 @@ class Coefficients:
 
     # A state of the cluster that has changed: one listing, one write, and one deletion later. The
     # archive keeps all of an hour, and one of each hour of a week.
-    state_bytes_per_partition: int = 100
+    state_bytes_per_partition: int = 120
     states_of_hours: int = 168
 
     # Once a day, whatever the load.
