@@ -40,6 +40,7 @@ _RECOVERY_PARTITIONS = (100, 1_000, 10_000)
 _QUICK_PARTITIONS = (12,)
 _ARCHIVED_TOPIC = "drill-archived"
 _ARCHIVED_PARTITIONS = 20
+_RECORD_BYTES = 1_500  # above the least size of a segment
 _TIMES_LARGER = 100
 _LARGER_MAX = 1.1
 _RECOVERY_POINT_MS = 2_000
@@ -126,12 +127,12 @@ def _two_archives(folder: Path, segments: int) -> Mapping[str, Path]:
         producer = Producer({"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 1})
         for number in range(records * _ARCHIVED_PARTITIONS):
             partition = number % _ARCHIVED_PARTITIONS
-            producer.produce(_ARCHIVED_TOPIC, bytes(1_000), partition=partition)
+            producer.produce(_ARCHIVED_TOPIC, bytes(_RECORD_BYTES), partition=partition)
             producer.poll(0)
             while len(producer) > 10_000:
                 producer.poll(0.1)
         producer.flush()
-        for store, segment_bytes in ((large, 1_000), (small, 1_070 * _TIMES_LARGER)):
+        for store, segment_bytes in ((large, 1_024), (small, _RECORD_BYTES * _TIMES_LARGER)):
             words = ["archive", "--once", "--bootstrap", kafka.bootstrap, "--create"]
             words += ["--store", store.as_uri(), "--topics", _ARCHIVED_TOPIC]
             words += ["--set", f"archive.segment_bytes_max={segment_bytes}"]
