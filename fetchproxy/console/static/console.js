@@ -208,13 +208,14 @@ function drawTiles(now, before) {
     let tile = list.children[i];
     if (!tile) {
       tile = make("div");
-      tile.append(make("dt", "", name), make("dd"), make("dd"));
+      tile.append(make("dt"), make("dd"), make("dd"));
       list.append(tile);
     }
     tile.className = alarm ? "alarm" : "";
-    setText(tile.children[1], value);
-    setText(tile.children[2], note);
+    // A tile may come and go, such as that of the recovery point.
+    [name, value, note].forEach((text, n) => setText(tile.children[n], text));
   });
+  while (list.children.length > tiles.length) list.lastElementChild.remove();
 }
 
 // --- partitions ------------------------------------------------------------------------------------
