@@ -13,13 +13,14 @@ UPSTREAM ?= mock
 STORE ?= file
 MINUTES ?= 30
 SEED ?=
+PARTITIONS ?= 100
 EXAMPLES ?= 24
 CASE ?=
 UV := uv==0.13.8
 # Hundreds of processes would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-workers bench-pipeline bench-appetite soak chaos docs sbom lock clean
+.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-workers bench-pipeline bench-appetite bench-cluster soak chaos drill-cluster docs sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -41,7 +42,7 @@ check: venv  ## lint, formatting, types, import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy lab benchmarks chaos
+	$(BIN)/mypy lab benchmarks chaos rehearsal
 	@# From another folder, mypy would find some of these files a second time, as `tests.metadata`.
 	@echo mypy tests
 	@cd tests/packaging && PYTHONPATH=$(CURDIR) MYPYPATH=$(TEST_FOLDERS):$(CURDIR)/protocol \
@@ -124,6 +125,10 @@ bench-appetite: venv  ## what a stock librdkafka client reads: direct, through t
 	$(BIN)/python -m benchmarks.appetite
 	$(BIN)/python -m benchmarks.applications
 
+bench-cluster: venv  ## how long a lost cluster takes to come back, and what its recovery point costs
+	$(BIN)/python -m lab setup kafka
+	$(BIN)/python -m benchmarks.cluster
+
 soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? MINUTES=N for others
 	$(BIN)/python -m lab setup kafka s3
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
@@ -131,6 +136,11 @@ soak: venv  ## half an hour of Kafka, S3, retention and faults: is memory flat? 
 chaos: venv  ## three brokers, two archivers, two proxies and S3, broken by seed; MINUTES=N SEED=N
 	$(BIN)/python -m lab setup kafka s3
 	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+drill-cluster: venv  ## a loaded cluster is lost with its disks and restored: PARTITIONS=N GROUPS=N KAFKA=VERSION SEED=N
+	$(BIN)/python -m lab setup kafka kafka-3.9 kafka-newest
+	$(BIN)/python -m rehearsal --partitions $(PARTITIONS) --groups $(or $(GROUPS),10) \
+		$(if $(KAFKA),--kafka $(KAFKA)) $(if $(SEED),--seed $(SEED))
 
 docs: $(DOCS_READY)  ## the documentation as static files in site/; no network once its tools are there
 	$(DOCS_VENV)/bin/mkdocs build

@@ -31,7 +31,12 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.console.archived_records import ArchivedRecords, masked_names
 from fetchproxy.console.collect import ConsoleLimits, StatusCollector, StatusSources
 from fetchproxy.errors import ConfigError
-from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
+from fetchproxy.metadata.archiver_positions import (
+    NOT_KNOWN,
+    ArchiverPositions,
+    RecoveryPoint,
+    of_all_archivers,
+)
 from fetchproxy.metadata.forgetting import Forgetting, TopicTable
 from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
@@ -152,6 +157,7 @@ class Parts:
     upstream_tls: ReloadingContext | None = None
     gateway: Listener | None = None
     manager: RemoteLogManager | None = None
+    positions: ArchiverPositions | None = None
     local_indexes: LocalIndexes | None = None
     records: ArchivedRecords | None = None  # for the console; None: nothing is read here
     console: ConsoleServer | None = None
@@ -249,6 +255,12 @@ class Parts:
             return None
         return manager.leadership_state, manager.leads_and_follows, manager.discovery.refused
 
+    def recovery_point(self) -> RecoveryPoint | None:
+        """Over all archivers with a journal, wherever they run. None: none is known."""
+        points = [] if self.positions is None else list(self.positions.recovery_points())
+        own_point = None if self.manager is None else self.manager.recovery_point()
+        return of_all_archivers(points if own_point is None else [*points, own_point])
+
     def consumer_paces(self) -> ConsumerPaces | None:
         return None if self.gateway is None else self.gateway.consumer_paces
 
@@ -297,7 +309,7 @@ async def serve(parts: Parts, on_ready: Says = _no_callback) -> None:
         _gateway(parts, purgatory, positions) as gateway,
         asyncio.TaskGroup() as tasks,
     ):
-        parts.gateway = gateway
+        parts.gateway, parts.positions = gateway, positions
         parts.records = _records(parts, purgatory, parts.views, collector)
         running_tasks = _keep_up(parts, collector, tasks)
         if archives:
@@ -355,7 +367,7 @@ async def run_archiver(
         _positions(parts) as positions,
         asyncio.TaskGroup() as tasks,
     ):
-        parts.next_reload = next_reload
+        parts.next_reload, parts.positions = next_reload, positions
         kept_up = _keep_up(parts, collector, tasks)
         if not once:
             tasks.create_task(positions.run(), name="archivers")
@@ -492,6 +504,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         work=parts.work,
         archiver=parts.archiver,
         published_conditions=parts.published_conditions,
+        recovery_point=parts.recovery_point,
         consumer_paces=parts.consumer_paces,
         groups=parts.groups,
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer, new_cluster_id
+from lab.kafka_versions import KAFKA_VERSION
 from lab.process import StartedServer, free_port
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class KafkaCluster(StartedServer):
         properties: Mapping[str, str] | None = None,
         of_node: Mapping[int, Mapping[str, str]] | None = None,
         heap: str = "256m",
+        version: str = KAFKA_VERSION,
     ) -> None:
+        self.version = version
         self._folder = Path(tempfile.mkdtemp(prefix="lab-kafka-cluster-"))
         self._properties = dict(properties or {})
         self._of_node = dict(of_node or {})
@@ -103,6 +106,16 @@ class KafkaCluster(StartedServer):
         """Stops all at once: the last controllers would otherwise wait for a majority."""
         self._each(self._servers, KafkaServer.stop)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def lose(self) -> float:
+        """SIGKILL of all brokers at once, and the end of their disks: nothing is left to start
+        again. Returns when the first one was killed (monotonic, s).
+        """
+        running = [server for server in self._servers.values() if server.running]
+        began_at = monotonic()
+        self._each_of(running, KafkaServer.kill)
+        shutil.rmtree(self._folder)
+        return began_at
 
     def add_broker(self) -> int:
         """Starts one more broker, without a controller, in its own rack. Returns its node id."""
@@ -268,6 +281,7 @@ class KafkaCluster(StartedServer):
             heap=self._heap,
             port=free_port(),
             cluster_id=self._cluster_id,
+            version=self.version,
         )
 
     def _admin(self, node_id: int | None = None) -> AdminClient:
@@ -279,7 +293,9 @@ class KafkaCluster(StartedServer):
         return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     def _each(self, node_ids: Collection[int], act: Callable[[KafkaServer], None]) -> None:
-        servers = [self._servers[n] for n in node_ids]
+        self._each_of([self._servers[n] for n in node_ids], act)
+
+    def _each_of(self, servers: Sequence[KafkaServer], act: Callable[[KafkaServer], None]) -> None:
         with ThreadPoolExecutor(max_workers=len(servers)) as pool:
             for future in [pool.submit(act, server) for server in servers]:
                 future.result()

@@ -28,6 +28,8 @@ const COEFFICIENTS = {
   "chunk_bytes": 4194304,
   "objects_per_segment": 4,
   "page_objects": 1000,
+  "state_bytes_per_partition": 120,
+  "states_of_hours": 168,
   "archiver_writes": 86400,
   "archiver_listings": 38880,
   "proxy_listings": 50400,
@@ -59,7 +61,9 @@ function estimate(load, prices, unit) {
   const segments = segmentsOf(load, unit);
   const machines = machinesOf(load, segments, unit);
   const requests = requestsOf(load, segments, machines, unit);
-  const storedGb = (load.mb_per_s * DAY_S * load.retention_days * load.ratio) / 1000;
+  const storedGb =
+    (load.mb_per_s * DAY_S * load.retention_days * load.ratio) / 1000 +
+    besidesSegmentsGb(load, segments, unit);
   return {
     segments: segments,
     machines: machines,
@@ -67,6 +71,13 @@ function estimate(load, prices, unit) {
     requests_per_day: requests,
     costs_per_month: costsOf(load, storedGb, requests, prices),
   };
+}
+
+function besidesSegmentsGb(load, segments, unit) {
+  const journalS = load.recovery_point_s ? DAY_S / segments.per_partition_day : 0;
+  const states = load.state_interval_s ? 3600 / load.state_interval_s + unit.states_of_hours : 0;
+  const statesBytes = states * load.partitions * unit.state_bytes_per_partition;
+  return (load.mb_per_s * journalS) / 1000 + statesBytes / 1e9;
 }
 
 function logWrites(storedBytes, unit) {
@@ -120,14 +131,19 @@ function requestsOf(load, segments, machines, unit) {
   const replayed = segments.log_bytes >= 1 ? replayBytes / segments.log_bytes : 0;
   const ofSegment = unit.segment_writes + logWrites(segments.log_bytes * load.ratio, unit);
   const processes = machines.proxies + machines.archivers;
+  const states = load.state_interval_s ? DAY_S / load.state_interval_s : 0;
+  const [journals, ofJournal] = journalsOf(load, machines, unit);
   return {
     writes:
       segments.per_day * (ofSegment + unit.deletion_writes) +
-      machines.archivers * unit.archiver_writes,
+      machines.archivers * unit.archiver_writes +
+      journals * ofJournal +
+      states,
     listings:
       load.partitions * listingsOf(load, segments, unit) +
       machines.archivers * unit.archiver_listings +
-      machines.proxies * unit.proxy_listings,
+      machines.proxies * unit.proxy_listings +
+      states,
     reads:
       segments.per_day * (unit.segment_reads_store + unit.deletion_reads_store) * byStore +
       segments.per_day * unit.segment_owner_reads +
@@ -135,8 +151,14 @@ function requestsOf(load, segments, machines, unit) {
       processes * machines.archivers * unit.positions_reads +
       replayed * unit.segment_reads_by_reader +
       (replayBytes * load.ratio) / unit.chunk_bytes,
-    deletes: segments.per_day * unit.deletion_deletes,
+    deletes: segments.per_day * unit.deletion_deletes + journals + states,
   };
+}
+
+function journalsOf(load, machines, unit) {
+  if (!load.recovery_point_s) return [0, 0];
+  const objectBytes = (load.mb_per_s * 1e6 * load.recovery_point_s) / machines.archivers;
+  return [(machines.archivers * DAY_S) / load.recovery_point_s, logWrites(objectBytes, unit)];
 }
 
 function listingsOf(load, segments, unit) {
@@ -217,6 +239,8 @@ const FIELDS = [
   ["segment_mib", "archive.segment_bytes_max, MiB", 0.001, 64],
   ["segment_age_s", "archive.segment_age_max_ms, in seconds", 0.001, 600],
   ["ratio", "bytes stored for a byte of the log", 0.01, 1],
+  ["recovery_point_s", "archive.recovery_point_ms, in seconds (0: off)", 0, 0],
+  ["state_interval_s", "archive.cluster_state_interval_ms, in seconds (0: off)", 0, 60],
   ["manager", "metadata.manager", null, ["store", "topic"]],
   ["per_1000_writes", "price of 1,000 writes or listings", 0, PRICES.per_1000_writes],
   ["per_1000_reads", "price of 1,000 reads", 0, PRICES.per_1000_reads],

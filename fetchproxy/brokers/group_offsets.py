@@ -20,11 +20,14 @@ from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import raise_for
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError
+from fetchproxy.runtime.cooperative import for_each
 
 _GROUP = 0  # FindCoordinator's key type
 # The leader of a partition of this topic coordinates its groups, and is the only one to list them.
 _OFFSETS_TOPIC = "__consumer_offsets"
 _LOOKS_MAX = 3  # while coordinators move
+# A commit waits for the replicas of its log. So many connections to each coordinator.
+_GROUPS_AT_ONCE = 16
 T = TypeVar("T")
 
 
@@ -107,11 +110,14 @@ async def commit_offsets(
 ) -> dict[str, ClusterError]:
     """Commits for groups without members, by group. Returns what failed, by group."""
     failed: dict[str, ClusterError] = {}
-    for group, of_group in offsets.items():
+
+    async def commit(group: str) -> None:
         try:
-            await _commit(cluster, group, of_group)
+            await _commit(cluster, group, offsets[group])
         except ClusterError as error:
             failed[group] = error
+
+    await for_each(offsets, commit, _GROUPS_AT_ONCE)
     return failed
 
 

@@ -34,6 +34,7 @@ from fetchproxy.console.collect import StatusCollector, StatusSources
 from fetchproxy.console.process import ProcessFacts
 from fetchproxy.console.rows import LIMIT_MAX, NotThere, PageQuery, Rows
 from fetchproxy.errors import ConfigError
+from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.observability.health import Health
 from fetchproxy.tls.reloading import upstream_context
 
@@ -154,10 +155,18 @@ def _screen(status: Any, rows: Sequence[JsonRow]) -> Group:
             f"flight, {reads['waiting']} fetches wait; up {status['uptime_seconds']:.0f} s"
         )
         headlines = [*status["missing"], *status["headlines"]][:_HEADLINES_MAX]
+        lost_now = _lost_now(status["recovery_point"])
     except (KeyError, TypeError) as error:
         raise ConfigError(f"/api/status: {error} is missing; is this a console?") from error
-    lines = [Text(harmless(str(line))) for line in (first, *headlines)]
+    lines = [Text(harmless(str(line))) for line in (first, *lost_now, *headlines)]
     return Group(*lines, Text(""), table(rows, _READERS))
+
+
+def _lost_now(point: Any) -> list[str]:
+    """`point`: of /api/status. No line without a journal."""
+    if point is None:
+        return []
+    return [RecoveryPoint(point["age_ms"], point["records"]).in_words()]
 
 
 @options.shares("bootstrap", "store")

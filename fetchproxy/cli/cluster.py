@@ -32,7 +32,11 @@ from fetchproxy.cluster_state.kept import state_at
 from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, RemoteStorageError
-from fetchproxy.metadata.archiver_positions import RecoveryPoint, decode_recovery_point
+from fetchproxy.metadata.archiver_positions import (
+    RecoveryPoint,
+    decode_recovery_point,
+    of_all_archivers,
+)
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.archive_objects import ArchiveObjects, ClusterStateObject
 
@@ -305,19 +309,11 @@ def _print(found: _StateAndArchive, topic: str | None) -> None:
         _say(line)
     for name, error in found.unread.items():
         _say(f"the archive of {name} was not read: {error}")
-    if found.recovery_points:
-        _say(_lost_now(found.recovery_points))
+    if (point := of_all_archivers(found.recovery_points)) is not None:
+        _say(point.in_words())
     newest = [time_text(one.read_at_ms) for one in reversed(found.kept)]
     more = f" and {len(newest) - _LISTED_MAX} more" if len(newest) > _LISTED_MAX else ""
     _say(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
-
-
-def _lost_now(points: Sequence[RecoveryPoint]) -> str:
-    records = sum(point.records for point in points)
-    ages = [point.age_ms for point in points if point.age_ms is not None]
-    known = len(ages) == len(points)
-    age = f"{max(ages) / 1000:.1f} s" if known else "a time that is not known yet"
-    return f"if cluster and archivers were lost now: {age} and {count(records, 'record')} lost"
 
 
 def _say(text: str) -> None:

@@ -17,6 +17,7 @@ from fetchproxy.cli.jobs import count
 from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, safe_one_line, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError, DamagedObject, ObjectNotFound, RemoteStorageError
+from fetchproxy.metadata.journal_tables import read_table
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.ciphers import KEY_BYTES
@@ -93,7 +94,8 @@ def rewrap(
     You can run the command while archivers and readers work, and interrupt and repeat it. It also
     checks the copies that `fetchproxy mirror` has made; the next run of `mirror` brings the new
     data keys there. --dry-run shows how many data keys each key encrypts now, in the archive and in
-    each copy. You can remove a key from the key ring when it encrypts none.
+    each copy. You can remove a key from the key ring when it encrypts none. The objects of the
+    journal (archive.recovery_point_ms) count too; the archiver deletes them by itself.
 
     Exit codes: 0 success; 1 some data keys could not be opened, or a copy could not be read; 2 the
     configuration is wrong, or the store does not respond; 130 interrupted.
@@ -140,6 +142,9 @@ class CopyReport:
 class RewrapReport:
     rewrapped: int = 0
     keys: Counter[str] = field(default_factory=Counter)  # segments by key id, before this run
+    # Objects of archivers' journals by key id. They stay as they are: an archiver uses the active
+    # key from its next object on, and deletes those whose records are in finished segments.
+    journals: Counter[str] = field(default_factory=Counter)
     # Data keys that could not be opened, and folders that could not be listed, with reasons.
     faults: list[str] = field(default_factory=list)
     copies: list[CopyReport] = field(default_factory=list)
@@ -180,8 +185,21 @@ async def rewrap_archive(
     report.faults += [str(error) for name, error in unlisted.items() if topic in (None, name)]
     tps = [tp for tp in listed if topic in (None, tp.topic)]
     await for_each(tps, rewrap, _PARTITIONS_AT_ONCE)
+    await _count_journals(storage, report)
     report.faults.sort()
     return report
+
+
+async def _count_journals(storage: RemoteStorage, report: RewrapReport) -> None:
+    """Raises RemoteStorageError."""
+    async for journal, number, stored in storage.objects.list_journals():
+        try:
+            table = await read_table(storage.objects, journal, number, stored)
+        except DamagedObject as error:
+            report.faults.append(str(error))
+            continue
+        if table is not None and table.key is not None:
+            report.journals[table.key.key_id] += 1
 
 
 def _say(report: RewrapReport, dry_run: bool) -> None:
@@ -189,6 +207,11 @@ def _say(report: RewrapReport, dry_run: bool) -> None:
         typer.echo(f"not opened: {fault}")
     for key_id, segments in sorted(report.keys.items()):
         typer.echo(f"{'has' if dry_run else 'had'} {count(segments, 'data key')}: {key_id}")
+    for key_id, objects in sorted(report.journals.items()):
+        typer.echo(
+            f"has {count(objects, 'object')} of the journal, which the archiver deletes by itself: "
+            f"{key_id}"
+        )
     verb = "to be re-encrypted" if dry_run else "encrypted anew"
     typer.echo(f"{verb}: {count(report.rewrapped, 'data key')}")
     for copy in report.copies:

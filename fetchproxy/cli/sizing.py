@@ -85,6 +85,8 @@ def sizing(
         segment_age_s=config.archive.segment_age_max_ms / 1000,
         ratio=ratio,
         manager=config.metadata.manager,
+        recovery_point_s=config.archive.recovery_point_ms / 1000,
+        state_interval_s=config.archive.cluster_state_interval_ms / 1000,
     )
     with users_errors():
         _check_finite(load)

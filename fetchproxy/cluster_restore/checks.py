@@ -144,8 +144,5 @@ async def refused_by_controller(controller: ActiveController, plan: RestorePlan)
 
 
 async def _validate(controller: ActiveController, topic: PlannedTopic) -> None:
-    count = len(topic.archived.partitions)
     configs = dict(topic.archived.configs)
-    await requests.create_topic(
-        controller, topic.name, count, topic.replicas[0], configs, validate_only=True
-    )
+    await requests.create_topic(controller, topic.name, topic.replicas, configs, validate_only=True)

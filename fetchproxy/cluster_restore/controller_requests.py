@@ -181,13 +181,12 @@ async def allocate_producer_ids(
 async def create_topic(
     controller: ActiveController,
     name: str,
-    partitions: int,
-    replicas: Sequence[int],
+    replicas: Sequence[Sequence[int]],
     configs: Mapping[str, str],
     *,
     validate_only: bool = False,
 ) -> UUID | None:
-    """A topic with the same replicas for all partitions. None: there is one by this name."""
+    """`replicas`: of each partition. None: there is a topic by this name."""
 
     async def ask(connection: BrokerConnection) -> UUID | None:
         topic = CreateTopicsRequest.CreatableTopic
@@ -198,8 +197,10 @@ async def create_topic(
                     num_partitions=-1,
                     replication_factor=-1,
                     assignments=[
-                        topic.CreatableReplicaAssignment(partition_index=n, broker_ids=replicas)
-                        for n in range(partitions)
+                        topic.CreatableReplicaAssignment(
+                            partition_index=n, broker_ids=list(of_partition)
+                        )
+                        for n, of_partition in enumerate(replicas)
                     ],
                     configs=[
                         topic.CreatableTopicConfig(name=key, value=value)

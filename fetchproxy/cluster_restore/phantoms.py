@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from fetchproxy_protocol.apis import ErrorCode
 
@@ -16,9 +17,11 @@ from fetchproxy.cluster_restore.new_cluster import InterBrokerListener
 from fetchproxy.cluster_restore.state_file import PhantomIdentity
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.runtime.cooperative import for_each
 
-# Two: a leader epoch is raised when one hands over to the other.
-PHANTOMS = 2
+# A broker follows each leader by a thread of its own, which takes one partition after the other. So
+# several phantoms lead, and as many partitions are brought to their start at once.
+PHANTOMS = 8
 _HIGHEST_ID = 9_999  # well above the ids that people give to brokers
 # A third of the shortest session that a test uses; brokers send every 2 s, for sessions of 9 s.
 _HEARTBEAT_INTERVAL_S = 1.0
@@ -56,6 +59,13 @@ class Phantoms:
     def ids(self) -> tuple[int, ...]:
         return tuple(one.node_id for one in self.identities)
 
+    def of_partition(self, topic: str, partition: int) -> tuple[int, ...]:
+        """The two that lead it in turn: a leader epoch is raised when one hands over to the other.
+        In each run the same.
+        """
+        first = crc32(topic.encode()) + partition
+        return tuple(self.ids[(first + n) % len(self.ids)] for n in range(min(2, len(self.ids))))
+
     async def register(
         self,
         cluster_id: str,
@@ -72,7 +82,7 @@ class Phantoms:
         self.leaving = False
         async with _in_time("the controller lets the new brokers lead"):
             while True:
-                if not any([(await self._beat(node)).is_fenced for node in list(self.epochs)]):
+                if not any(beat.is_fenced for beat in await self._beats()):
                     return
                 await asyncio.sleep(_FIRST_LOOK_S)
 
@@ -99,8 +109,7 @@ class Phantoms:
     async def keep_alive(self) -> None:
         """Sends heartbeats until it is cancelled. Raises ClusterError."""
         while True:
-            for node in list(self.epochs):
-                await self._beat(node)
+            await self._beats()
             await asyncio.sleep(_HEARTBEAT_INTERVAL_S)
 
     async def lay_down(self) -> None:
@@ -108,7 +117,7 @@ class Phantoms:
         self.leaving = True
         async with _in_time("the controller lets the new brokers go"):
             while True:
-                if all([(await self._beat(node)).should_shut_down for node in list(self.epochs)]):
+                if all(beat.should_shut_down for beat in await self._beats()):
                     return
                 await asyncio.sleep(_FIRST_LOOK_S)
 
@@ -117,6 +126,16 @@ class Phantoms:
         self.epochs.clear()
         for node in self.ids:
             await requests.unregister_broker(self.controller, node)
+
+    async def _beats(self) -> list[requests.Heartbeat]:
+        """Of all at once: the sessions do not wait for each other. Raises ClusterError."""
+        beats: list[requests.Heartbeat] = []
+
+        async def beat(node: int) -> None:
+            beats.append(await self._beat(node))
+
+        await for_each(list(self.epochs), beat, PHANTOMS)
+        return beats
 
     async def _beat(self, node_id: int) -> requests.Heartbeat:
         epoch = self.epochs.get(node_id)

@@ -115,7 +115,7 @@ class Placement:
                 self._noted.add(restore_step)
                 await self.note(restore_step)
         replicas = {
-            place: (*self.phantoms.ids, *left[place].replicas)
+            place: (*self.phantoms.of_partition(*place), *left[place].replicas)
             for place in seen.at(PartitionStep.ATTACH)
         }
         out = seen.at(PartitionStep.SPREAD, PartitionStep.REMOVE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.archive import open_cluster
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.group_offsets import commit_offsets
+from fetchproxy.brokers.group_offsets import commit_offsets, coordinator_of
 from fetchproxy.cluster_restore import checks, new_cluster, rights
 from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.archive_handover import ArchiveHandover, opened_handover
@@ -74,6 +74,7 @@ _QUIET_LOOK_S = 0.02
 _LEAVE_TRIES_MAX = 5
 _COORDINATORS_MAX_S = 60.0
 _COORDINATOR_LOOK_S = 0.2
+_COORDINATOR_BEGIN_MAX_S = 10.0
 _LATER = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -291,6 +292,7 @@ class _Run:
     async def to_the_end(self, began_at: float) -> RestoreReport:
         for note in self.plan.notes:
             self.say(note)
+        await self._begin_coordinators()
         if self.order.by is RestoreBy.PADDING:
             await self._note(RestoreStep.PAD)
             self.unproven = await pad_topics(self.cluster, self.plan, len(self.brokers), self.say)
@@ -313,6 +315,31 @@ class _Run:
         self.job = self.job.at(step)
         await asyncio.to_thread(write_restore_job, self.order.state_file, self.job)
         self.say(f"step: {step}")
+
+    async def _begin_coordinators(self) -> None:
+        """A new cluster makes the topic of the groups' offsets when it is first asked for a group's
+        coordinator. That takes it some seconds. It is asked before the phantoms are there, which
+        could else get partitions of it.
+        """
+        group = next((one.group_id for one in self.order.state.groups), None)
+        if group is None:
+            return
+        with suppress(ClusterError, TimeoutError):  # the commits try again, and name what fails
+            async with asyncio.timeout(_COORDINATOR_BEGIN_MAX_S):
+                while True:
+                    if await self._has_coordinator(group):
+                        return
+                    await asyncio.sleep(_COORDINATOR_LOOK_S)
+
+    async def _has_coordinator(self, group: str) -> bool:
+        """Raises ClusterError, but not for one that is there later."""
+        try:
+            await coordinator_of(self.cluster, group)
+        except ClusterError as error:
+            if error.error_code not in _LATER:
+                raise
+            return False
+        return True
 
     # --- with the phantoms ---
     async def _lead_and_leave(self) -> None:
@@ -407,10 +434,11 @@ class _Run:
         for topic in self.plan.of(TopicAction.CREATE):
             # As in taken topics: an unclean election would choose a follower that is not placed.
             configs = dict(topic.archived.configs) | {_UNCLEAN: "false"}
-            count = len(topic.archived.partitions)
-            topic_id = await requests.create_topic(
-                self.controller, topic.name, count, self.phantoms.ids, configs
-            )
+            replicas = [
+                self.phantoms.of_partition(topic.name, n)
+                for n in range(len(topic.archived.partitions))
+            ]
+            topic_id = await requests.create_topic(self.controller, topic.name, replicas, configs)
             if topic_id is not None:
                 goals = enumerate(partition_goals(topic))
                 led.lead(topic.name, topic_id, {n: led_log(goal) for n, goal in goals})

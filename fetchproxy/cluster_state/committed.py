@@ -89,12 +89,16 @@ async def _offsets(
         OffsetFetchRequest(group_id=group_id, topics=None, require_stable=False)
         for group_id in group_ids
     ]
-    responses = await call_all(connection, requests, OffsetFetchResponse)
+    responses = await call_all(connection, requests, OffsetFetchResponse, _error_and_offsets)
     found = {}
-    for group_id, response in zip(group_ids, responses, strict=True):
-        if not _is_refused(response.error_code, group_id, refused):
-            found[group_id] = tuple(_committed(response))
+    for group_id, (error_code, offsets) in zip(group_ids, responses, strict=True):
+        if not _is_refused(error_code, group_id, refused):
+            found[group_id] = offsets
     return found
+
+
+def _error_and_offsets(response: Any) -> tuple[int, tuple[OffsetOfGroup, ...]]:
+    return response.error_code, tuple(_committed(response))
 
 
 def _committed(response: Any) -> Iterator[OffsetOfGroup]:

@@ -84,14 +84,20 @@ def in_words(names: Iterable[str]) -> str:
 
 async def call_decoded(connection: BrokerConnection, request: Any, response: Any) -> Any:
     """As `BrokerConnection.call`, for large responses: they are decoded on a thread."""
-    [decoded] = await call_all(connection, [request], response)
+    [decoded] = await call_all(connection, [request], response, lambda decoded: decoded)
     return decoded
 
 
 async def call_all(
-    connection: BrokerConnection, requests: Iterable[Any], response: Any
-) -> list[Any]:
-    """Sends all `requests` at once, waits for all responses, and pauses. Raises ClusterError."""
+    connection: BrokerConnection,
+    requests: Iterable[Any],
+    response: Any,
+    made_of: Callable[[Any], T],
+) -> list[T]:
+    """Sends all `requests` at once, waits for all responses, and pauses. Returns what `made_of`
+    makes of each, on the thread that decodes them: the responses of a hundred groups are 20,000
+    offsets, which would hold the loop, and so would freeing them. Raises ClusterError.
+    """
     # `Any`: kafka-python makes its message classes at import time, without types for mypy.
     every = list(requests)
     if not every:
@@ -101,8 +107,8 @@ async def call_all(
     payloads = await connection.send(
         key, version, [request.encode(version=version) for request in every]
     )
-    decode: Callable[[], list[Any]] = lambda: [  # noqa: E731
-        body_of(response, payload, version) for payload in payloads
+    decode: Callable[[], list[T]] = lambda: [  # noqa: E731
+        made_of(body_of(response, payload, version)) for payload in payloads
     ]
     decoded = await asyncio.to_thread(decode)
     await asyncio.sleep(PAUSE_S)

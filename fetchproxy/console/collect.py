@@ -51,6 +51,7 @@ from fetchproxy.console.status import (
 from fetchproxy.console.time_left import TimeLeft
 from fetchproxy.console.timeline import FEW_ANCHORS, TimelineSpan, timeline
 from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     PARTITIONS_ALONE_MAX,
@@ -107,7 +108,8 @@ class StatusSources:
     this process's archiver does with a partition; None: the archiver does not have it. `archiver`:
     its leadership, how many partitions it leads and follows, and the topics that it refuses, with
     the reason; None: the process has no archiver. `published_conditions`: what the archiver has
-    found.
+    found. `recovery_point`: what would be lost with brokers and archivers now; None: no archiver
+    with a journal is known.
     `consumer_paces`: the rates of the clients, `groups`: which groups they name; None: the process
     serves no clients. `clock_ms`: epoch time, for people.
     """
@@ -119,6 +121,7 @@ class StatusSources:
     work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tp: None
     archiver: Callable[[], _Archiver | None] = lambda: None
     published_conditions: Callable[[], PublishedConditions | None] = lambda: None
+    recovery_point: Callable[[], RecoveryPoint | None] = lambda: None
     consumer_paces: Callable[[], ConsumerPaces | None] = lambda: None
     groups: Callable[[], GroupsOfClients | None] = lambda: None
     clock_ms: Callable[[], int] = wall_clock_ms
@@ -226,6 +229,7 @@ class StatusCollector:
             partitions_matching=table.matching,
             events=tuple(self.events.newest_first()),
             archiver=self._archiver(),
+            recovery_point=self.sources.recovery_point(),
             headlines=knowledge.headlines,
             problems=knowledge.problems,
             outlook=await self._outlook(knowledge, table.least_times),

@@ -12,6 +12,7 @@ from fetchproxy.brokers.broker_watch import BrokersStatus
 from fetchproxy.config.values import harmless
 from fetchproxy.console.headline import LeastTimes, Outlook, Problem
 from fetchproxy.errors import CorruptSegment
+from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import FIRST_HISTORY, LogOffsets, TopicIdPartition
@@ -164,9 +165,11 @@ class Status:
     `missing` names what this process lacks to be ready (empty: it is ready). `headlines` has one
     sentence for each kind on which a person has to act. `problems` has all kinds, in an operator's
     words. `outlook` says when records are lost. These are derived from the conditions.
-    `archiver`: None if this process does not archive. `partitions`: those asked for, faulty ones
-    first, then by topic and partition. `topics` (as many as asked for, faulty ones first) and
-    `totals` cover all partitions. `clients`: up to CLIENTS_MAX clients, those that read most bytes.
+    `archiver`: None if this process does not archive. `recovery_point`: what would be lost with
+    brokers and archivers now; None: no archiver with a journal is known. `partitions`: those asked
+    for, faulty ones first, then by topic and partition. `topics` (as many as asked for, faulty ones
+    first) and `totals` cover all partitions. `clients`: up to CLIENTS_MAX clients, those that read
+    most bytes.
     `shows_records`: whether `/api/records` answers.
     """
 
@@ -184,6 +187,7 @@ class Status:
     events: tuple[RecentEvent, ...]
     brokers: BrokersStatus = field(default_factory=BrokersStatus)
     archiver: ArchiverStatus | None = None
+    recovery_point: RecoveryPoint | None = None
     headlines: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     outlook: Outlook = field(default_factory=Outlook)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
@@ -61,6 +61,8 @@ SENTENCE_CHARS_MAX = 1_000
 # The position of an archiver that has the partition but does not know yet where it goes on.
 NOT_KNOWN = -1
 
+_RECOVERY_POINT = b'"recovery_point"'  # without it, an object need not be decoded a second time
+
 # By topic id and partition: the first offset that is or will be accumulated.
 Positions = Mapping[tuple[UUID, int], int]
 
@@ -83,6 +85,21 @@ class RecoveryPoint:
 
     age_ms: int | None
     records: int
+
+    def in_words(self) -> str:
+        age = "a time that is not known yet"
+        if self.age_ms is not None:
+            age = f"{self.age_ms / 1000:.1f} s"
+        records = f"{self.records:,} record{'' if self.records == 1 else 's'}"
+        return f"if cluster and archivers were lost now: {age} and {records} lost"
+
+
+def of_all_archivers(points: Iterable[RecoveryPoint]) -> RecoveryPoint | None:
+    """What would be lost with the brokers and all these archivers. None: there is no journal."""
+    every = list(points)
+    ages_ms = [one.age_ms for one in every if one.age_ms is not None]
+    age_ms = max(ages_ms, default=None) if len(ages_ms) == len(every) else None
+    return RecoveryPoint(age_ms, sum(one.records for one in every)) if every else None
 
 
 async def encode_positions(
@@ -168,6 +185,7 @@ class _ReadPositions:
     topics: frozenset[UUID]  # that have positions
     operator_notes: OperatorNotes
     watched_from: float
+    recovery_point: RecoveryPoint | None = None  # when it was written
 
 
 class ArchiverPositions:
@@ -262,6 +280,20 @@ class ArchiverPositions:
         ]
         return min(positions, default=None)
 
+    def recovery_points(self) -> Iterator[RecoveryPoint]:
+        """Of the archivers in other processes that are alive, with a journal. Never blocks.
+
+        An age goes on from the first look that saw it: the archiver wrote it up to
+        `POSITIONS_LOOK_INTERVAL_S` before.
+        """
+        now, own_key = self._clock(), self._own_key()
+        for key, one in self._stored.items():
+            point = one.recovery_point
+            if point is None or key == own_key or one.seen_at <= now - SILENT_MAX_S:
+                continue
+            since_ms = round(1000 * (now - one.seen_at))
+            yield replace(point, age_ms=None if point.age_ms is None else point.age_ms + since_ms)
+
     def accumulates(self, topic_id: UUID) -> bool:
         """Whether `archiver_position` may know a partition of the topic. Never blocks."""
         if self._here is not None:
@@ -289,10 +321,12 @@ class ArchiverPositions:
                 reads[stored.key] = _unchanged(previous, began_at, apart_s)
                 continue
             positions: Positions = {}
-            operator_notes = OperatorNotes()
+            operator_notes, point = OperatorNotes(), None
             try:
                 raw = await self._objects.get_archiver_positions(stored.key)
                 positions, operator_notes = decode_positions(raw, stored.key)
+                if _RECOVERY_POINT in raw:
+                    point = decode_recovery_point(raw, stored.key)
             except ObjectNotFound:
                 continue  # its archiver has ended since
             except CorruptSegment as error:
@@ -304,7 +338,7 @@ class ArchiverPositions:
                 )
             topics = frozenset(topic_id for topic_id, _ in positions)
             reads[stored.key] = _ReadPositions(
-                stored.version, began_at, positions, topics, operator_notes, began_at
+                stored.version, began_at, positions, topics, operator_notes, began_at, point
             )
         return reads
 

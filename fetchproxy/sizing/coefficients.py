@@ -51,6 +51,11 @@ class Coefficients:
     objects_per_segment: int = 4
     page_objects: int = 1_000
 
+    # A state of the cluster that has changed: one listing, one write, and one deletion later. The
+    # archive keeps all of an hour, and one of each hour of a week.
+    state_bytes_per_partition: int = 120
+    states_of_hours: int = 168
+
     # Once a day, whatever the load.
     archiver_writes: int = 86_400
     archiver_listings: int = 38_880

@@ -21,6 +21,8 @@ class Workload:
     """`readers`: how often the tail is read; a producer through the proxy counts as one more.
     `replay_mb_per_s`: what clients read of the archive, over all readers.
     `ratio`: bytes in the store for each byte of the log, below 1 with `store.compression`.
+    `recovery_point_s`: between two objects of a journal; 0: no journal. `state_interval_s`: between
+    two states of the cluster; 0: none.
     """
 
     mb_per_s: float
@@ -32,6 +34,8 @@ class Workload:
     segment_age_s: float = 600
     ratio: float = 1
     manager: Literal["store", "topic"] = "store"
+    recovery_point_s: float = 0
+    state_interval_s: float = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,7 @@ def estimate(load: Workload, prices: Prices, unit: Coefficients = COEFFICIENTS) 
     machines = _machines(load, segments, unit)
     requests = _requests(load, segments, machines, unit)
     stored_gb = load.mb_per_s * DAY_S * load.retention_days * load.ratio / 1000
+    stored_gb += _besides_segments_gb(load, segments, unit)
     return Estimate(
         segments=segments,
         machines=machines,
@@ -103,6 +108,16 @@ def estimate(load: Workload, prices: Prices, unit: Coefficients = COEFFICIENTS) 
         requests_per_day=requests,
         costs_per_month=_costs(load, stored_gb, requests, prices),
     )
+
+
+def _besides_segments_gb(load: Workload, segments: SegmentTotals, unit: Coefficients) -> float:
+    """A journal has what no finished segment has, uncompressed. A state has a line a topic."""
+    journal_s = DAY_S / segments.per_partition_day if load.recovery_point_s else 0
+    states = 0.0
+    if load.state_interval_s:
+        states = 3600 / load.state_interval_s + unit.states_of_hours
+    states_bytes = states * load.partitions * unit.state_bytes_per_partition
+    return load.mb_per_s * journal_s / 1000 + states_bytes / 1e9
 
 
 def log_writes(stored_bytes: float, unit: Coefficients) -> int:
@@ -162,20 +177,33 @@ def _requests(
     replayed = replay_bytes / segments.log_bytes if segments.log_bytes >= 1 else 0
     of_segment = unit.segment_writes + log_writes(segments.log_bytes * load.ratio, unit)
     processes = machines.proxies + machines.archivers
+    states = DAY_S / load.state_interval_s if load.state_interval_s else 0
+    journals, of_journal = _journals(load, machines, unit)
     return Requests(
         writes=segments.per_day * (of_segment + unit.deletion_writes)
-        + machines.archivers * unit.archiver_writes,
+        + machines.archivers * unit.archiver_writes
+        + journals * of_journal
+        + states,
         listings=load.partitions * _listings(load, segments, unit)
         + machines.archivers * unit.archiver_listings
-        + machines.proxies * unit.proxy_listings,
+        + machines.proxies * unit.proxy_listings
+        + states,
         reads=segments.per_day * (unit.segment_reads_store + unit.deletion_reads_store) * by_store
         + segments.per_day * unit.segment_owner_reads
         + machines.archivers * unit.owner_reads
         + processes * machines.archivers * unit.positions_reads
         + replayed * unit.segment_reads_by_reader
         + replay_bytes * load.ratio / unit.chunk_bytes,
-        deletes=segments.per_day * unit.deletion_deletes,
+        deletes=segments.per_day * unit.deletion_deletes + journals + states,
     )
+
+
+def _journals(load: Workload, machines: Machines, unit: Coefficients) -> tuple[float, int]:
+    """A day's objects of all archivers' journals, and the requests that write one."""
+    if not load.recovery_point_s:
+        return 0, 0
+    object_bytes = load.mb_per_s * 1e6 * load.recovery_point_s / machines.archivers
+    return machines.archivers * DAY_S / load.recovery_point_s, log_writes(object_bytes, unit)
 
 
 def _listings(load: Workload, segments: SegmentTotals, unit: Coefficients) -> float:

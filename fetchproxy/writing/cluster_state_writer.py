@@ -89,7 +89,7 @@ class ClusterStateWriter:
             raise ClusterError(
                 f"the cluster's state has {len(document)} bytes, more than {OBJECT_BYTES_MAX}"
             )
-        digest = _digest(document)
+        digest = await asyncio.to_thread(_digest, document)
         if digest == self._written:
             return
         kept = await self._objects.list_cluster_states()
@@ -108,7 +108,8 @@ class ClusterStateWriter:
         if now_ms - newest.read_at_ms < self._interval_ms // 2:
             return True
         try:
-            same = _digest(await self._objects.get_cluster_state(newest)) == digest
+            before = await self._objects.get_cluster_state(newest)
+            same = await asyncio.to_thread(_digest, before) == digest
         except (ObjectNotFound, DamagedObject):
             return False
         if same:

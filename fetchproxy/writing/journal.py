@@ -9,7 +9,9 @@ of finished segments: like a write-ahead log, the journal is cut from its beginn
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
@@ -55,6 +57,8 @@ _HEAD_BYTES_MAX = 64 * KiB
 _WRITE_MAX_S = 60.0
 # With one write, so that an interval of 2 s costs two requests a second at most.
 _DELETES_PER_WRITE_MAX = 3
+# The pace of the last writes tells how many records came since the ends of the logs were read last.
+_PACE_WRITES = 8
 # What was gained of a partition that this archiver does not lead any more is kept until the archive
 # has it. If that never happens (the topic is deleted), it is kept for this long (s).
 _KEPT_MAX_S = 3600.0
@@ -103,11 +107,15 @@ class Journal:
         self._oldest = 0  # of the objects that are not deleted
         self._key: tuple[WrappedKey, Cipher] | None = None
         self._safe_until: float | None = None  # loop time (s)
+        self._gained_records = 0  # since it was caught up
+        # The loop time (s) of the last writes, and the records that were gained until then.
+        self._paces: deque[tuple[float, int]] = deque(maxlen=_PACE_WRITES)
         self._cluster_id = ""
 
     async def run(self, spool: Spool) -> None:
         """Runs until it is cancelled."""
         clock = asyncio.get_running_loop().time
+        RECOVERY_POINT_AGE_SECONDS.set_function(lambda: self._age_s(clock()))
         while True:
             begun_at = clock()
             more = await self._write_or_warn(spool)
@@ -122,14 +130,25 @@ class Journal:
         for tp, partition in self.partitions().items():
             if partition.leads:
                 records += max(_log_end(partition, self.cluster) - self._safe_end(tp, partition), 0)
-        until = self._safe_until
-        return RecoveryPoint(None if until is None else round(1000 * (now - until)), records)
+        if self._safe_until is None:
+            return RecoveryPoint(None, records)
+        age_s = self._age_s(now)
+        # What came since the ends were read last is counted by its pace.
+        return RecoveryPoint(
+            round(1000 * age_s), max(records, round(self._records_per_s() * age_s))
+        )
+
+    def _records_per_s(self) -> float:
+        if len(self._paces) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self._paces[0], self._paces[-1]
+        return (last - first) / max(last_at - first_at, self.interval_ms / 1000)
+
+    def _age_s(self, now: float) -> float:
+        return math.nan if self._safe_until is None else now - self._safe_until
 
     def _publish(self) -> None:
-        point = self.recovery_point()
-        RECOVERY_POINT_RECORDS.set(point.records)
-        if point.age_ms is not None:
-            RECOVERY_POINT_AGE_SECONDS.set(point.age_ms / 1000)
+        RECOVERY_POINT_RECORDS.set(self.recovery_point().records)
         JOURNAL_OBJECTS.set(self._number - self._oldest)
 
     def _safe_end(self, tp: TopicIdPartition, partition: ManagedPartition) -> int:
@@ -165,7 +184,16 @@ class Journal:
             self._note(gains)
         if not more:
             self._safe_until = safe_until
+        self._note_pace(gains)
         return more
+
+    def _note_pace(self, gains: list[_Gain]) -> None:
+        """While an archiver catches up, it reads faster than records come."""
+        if self._safe_until is None:
+            self._paces.clear()
+            return
+        self._gained_records += sum(one.after.position - one.before.position for one in gains)
+        self._paces.append((asyncio.get_running_loop().time(), self._gained_records))
 
     def _caught_up_until(self) -> float | None:
         """Loop time (s) before which all led partitions had all records of their logs. None: not

@@ -29,7 +29,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import CompactedCopy, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
-from fetchproxy.runtime.cooperative import chosen
+from fetchproxy.runtime.cooperative import chosen, cooperative
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.cluster_state_writer import ClusterStateWriter
@@ -431,7 +431,7 @@ class RemoteLogManager(ArchiverParts):
         self._leadership.manage(topics)
         # One whose cleanup.policy has changed is managed anew, from the next discovery on.
         tps = [tp for tp in partitions_of(topics) if not self._has_other_policy(tp)]
-        for tp in tps:
+        async for tp in cooperative(tps):  # 10,000 new ones took a second at once
             self._assign(tp, spool)
         self._wake()
         self._discovered = True

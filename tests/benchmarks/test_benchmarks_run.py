@@ -62,6 +62,22 @@ FANIN = Short(
 )
 LONGER = [
     Short(
+        "cluster",
+        ("kafka",),
+        "",
+        [
+            "first record of a group, 12 partitions",
+            "cluster restore, 12 partitions",
+            "age of the shown recovery point, 12 partitions",
+            "restore from 100 segments a partition",
+            "restore from 1 segments a partition",
+            "archiver with a journal: CPU, 12 partitions",
+            "archiver without a journal: requests to the store, 12 partitions",
+            "requests that the journal adds, 12 partitions",
+        ],
+        {},
+    ),
+    Short(
         "applications",
         ("kafka",),
         "--what crowd",

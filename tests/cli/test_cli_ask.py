@@ -26,6 +26,7 @@ from fetchproxy.cli.groups import by_group, position_row
 from fetchproxy.cli.main import app
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.console.server import ConsoleServer
+from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.storage.reader_accounts import Client, StoreRequest, paid_by
 from lab.process import free_port
@@ -47,6 +48,7 @@ class ServedConsole:
         self._loop = asyncio.get_running_loop()
         async with Process() as process:
             await self._fill(process)
+            process.recovery_point = RecoveryPoint(2_100, 8_204)
             config = ConsoleConfig(listen="127.0.0.1:0", token_file=self._token_file)
             rows = rows_of(process)
             async with ConsoleServer(
@@ -99,6 +101,7 @@ def test_top_shows_who_reads(console: ServedConsole) -> None:
     output = output_of("top", "--once", "--console", console.url)
     assert "fetchproxy" in output
     assert "billing" in output
+    assert "if cluster and archivers were lost now: 2.1 s and 8,204 records lost" in output
     for harm in ("\x1b", "\u202e", "\r"):
         assert harm not in output
     rows = json.loads(output_of("top", "--json", "--rows", "2", "--console", console.url))

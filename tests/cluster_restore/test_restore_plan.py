@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from restore_process import group, topic
 
 from fetchproxy.cluster_restore.archived_topics import archived_topic
+from fetchproxy.cluster_restore.controller import ActiveController
 from fetchproxy.cluster_restore.group_plan import PlacedPartition, plan_groups
 from fetchproxy.cluster_restore.new_cluster import InterBrokerListener, listener_of
 from fetchproxy.cluster_restore.next_step import (
@@ -22,6 +24,7 @@ from fetchproxy.cluster_restore.next_step import (
     other_first,
     partition_goals,
 )
+from fetchproxy.cluster_restore.phantoms import Phantoms
 from fetchproxy.cluster_restore.plan import (
     FoundPartition,
     FoundTopic,
@@ -49,6 +52,7 @@ from fetchproxy.cluster_state.state import (
     PartitionState,
     TopicState,
 )
+from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import EpochStart
 
@@ -325,3 +329,14 @@ def test_phantoms_may_be_there_from_their_registration_to_their_end() -> None:
     job = RestoreJob("c", 5, ())
     may = [step for step in RestoreStep if job.at(step).has_phantoms]
     assert may == list(RestoreStep)[1:9]
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_each_partition_is_led_by_two_phantoms_in_each_run_the_same(count: int) -> None:
+    """Two: of a file that an earlier version has written."""
+    identities = tuple(PhantomIdentity(9_999 - n, uuid.uuid4(), uuid.uuid4()) for n in range(count))
+    phantoms = Phantoms(identities, ActiveController(Config(), ()))
+    pairs = [phantoms.of_partition(topic, n) for topic in ("a", "b") for n in range(40)]
+    assert pairs == [phantoms.of_partition(topic, n) for topic in ("a", "b") for n in range(40)]
+    assert all(len(set(pair)) == 2 for pair in pairs)
+    assert Counter(first for first, _ in pairs) == dict.fromkeys(phantoms.ids, 80 // count)

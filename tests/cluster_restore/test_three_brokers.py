@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from folder_fixture import folder_fixture
 from restore_process import RestoreProcess, group, order_of, topic
-from test_cluster_restore import assert_no_phantom, consumed, ends, produced, restored
+from test_cluster_restore import STEPS, assert_no_phantom, consumed, ends, produced, restored
 
 from lab.kafka_cluster import KafkaCluster
 
@@ -74,4 +74,59 @@ def test_a_broker_that_is_killed_meanwhile_comes_back_and_the_restore_ends_right
     assert_no_phantom(bootstrap, BROKERS)
     # The killed one leads from the same offset.
     three_new_brokers.move_leaders(name, {0: 3})
+    assert ends(bootstrap, name, 1) == [(starts[0], starts[0])]
+
+
+def until_step(process: RestoreProcess, step: str) -> None:
+    for line in process.steps():
+        if line == f"step: {step}":
+            return
+    pytest.fail(f"the restore has no step {step}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_any_step_it_goes_on_with_three_brokers(
+    three_new_brokers: KafkaCluster, tmp_path: Path, step: str
+) -> None:
+    bootstrap, name = three_new_brokers.bootstrap, f"step-{step.replace(' ', '-')}"
+    starts = [(1 << 33) + n for n in range(12)]
+    process = RestoreProcess(bootstrap, tmp_path / "job", name, starts, replicas=3, epoch=4)
+    until_step(process, step)
+    process.kill()
+
+    again = RestoreProcess(bootstrap, tmp_path / "job", name, starts, replicas=3, epoch=4)
+    assert again.wait() == 0
+
+    three_new_brokers.wait_for_in_sync(name)
+    assert ends(bootstrap, name, 12) == [(start, start) for start in starts]
+    assert_no_phantom(bootstrap, BROKERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["create", "raise", "place", "hand over", "leave"])
+@pytest.mark.parametrize("node", sorted(BROKERS))
+def test_each_broker_is_killed_while_the_restore_goes_on(
+    three_new_brokers: KafkaCluster, tmp_path: Path, node: int, step: str
+) -> None:
+    """One of them is the active controller, and one passes clients of the phantoms on."""
+    bootstrap, name = three_new_brokers.bootstrap, f"lost-{node}-{step.replace(' ', '-')}"
+    starts = [(1 << 34) + n for n in range(12)]
+    job = tmp_path / "job"
+    process = RestoreProcess(bootstrap, job, name, starts, replicas=3, epoch=2)
+    until_step(process, step)
+    broker = three_new_brokers.nodes[node]
+    broker.kill()
+    broker.start()
+
+    if process.wait():  # it may have ended with an error that says to run it again
+        three_new_brokers.wait_for_brokers(BROKERS)
+        assert RestoreProcess(bootstrap, job, name, starts, replicas=3, epoch=2).wait() == 0
+
+    three_new_brokers.wait_for_brokers(BROKERS)
+    three_new_brokers.wait_for_in_sync(name)
+    assert ends(bootstrap, name, 12) == [(start, start) for start in starts]
+    assert_no_phantom(bootstrap, BROKERS)
+    # The killed one leads from the same offset.
+    three_new_brokers.move_leaders(name, {0: node})
     assert ends(bootstrap, name, 1) == [(starts[0], starts[0])]

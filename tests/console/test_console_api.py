@@ -12,6 +12,7 @@ from uuid import UUID
 
 import aiohttp
 import pytest
+from longest_turns import longest_turn
 from prometheus_client import CollectorRegistry
 from segment_values import segment_of
 from test_console_collect import CONFIG, Process

@@ -27,6 +27,7 @@ from fetchproxy.console.status import (
     largest_clients,
 )
 from fetchproxy.errors import StorageDenied, StorageUnavailable
+from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
     RemoteLogSegmentId,
@@ -97,6 +98,7 @@ class Process:
         self.events = RecentEvents(clock=lambda: "now")
         self.lines = RecentLines()
         self.consumer_paces: ConsumerPaces | None = None
+        self.recovery_point: RecoveryPoint | None = None
         self.exits = AsyncExitStack()
 
     async def __aenter__(self) -> Process:
@@ -112,6 +114,7 @@ class Process:
             work=self.work.get,
             archiver=lambda: (LEADERSHIP, (3, 1), {"keys": "compacted, says password=hunter2"}),
             published_conditions=lambda: self.published_conditions,
+            recovery_point=lambda: self.recovery_point,
             consumer_paces=lambda: self.consumer_paces,
         )
         self.collector = StatusCollector(
@@ -410,3 +413,9 @@ async def test_gauges_go_with_their_partition_and_those_of_its_name_stay(process
         await process.storage.rsm.delete_log_segment_data(finished)
         await process.collector.look()
     assert partitions_with_gauges() == []
+
+
+async def test_what_would_be_lost_with_the_cluster_is_in_the_status(process: Process) -> None:
+    assert (await process.collector()).recovery_point is None
+    process.recovery_point = RecoveryPoint(2_100, 8_204)
+    assert (await process.collector()).recovery_point == RecoveryPoint(2_100, 8_204)

@@ -28,6 +28,7 @@ from fetchproxy.console.process import ProcessFacts
 from fetchproxy.console.rows import Rows
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import StorageDenied
+from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, of_topic
 from fetchproxy.segments.description import encode_archive_gap, encode_segment
@@ -55,12 +56,14 @@ class Scene:
         self.published = process.published_conditions
         self.brokers = BrokersStatus(known=3)
         self.refused: dict[str, str] = {}
+        self.recovery_point: RecoveryPoint | None = None
         self.consumer_paces = ConsumerPaces(asyncio.get_running_loop().time)
         around = StatusSources(
             mode="serve", health=self.health, brokers=lambda: self.brokers,
             archiver=lambda: (LeadershipState("group", "stable", members=2), (3, 1), self.refused),
             published_conditions=lambda: self.published,
             consumer_paces=lambda: self.consumer_paces, clock_ms=lambda: NOW_MS,
+            recovery_point=lambda: self.recovery_point,
         )  # fmt: skip
         self.health.watch(process.storage.health.conditions)
         self.collector = StatusCollector(
@@ -215,6 +218,16 @@ async def test_a_gap_is_told_with_its_date(scene: Scene) -> None:
     assert await scene.js("document.querySelectorAll('#timeline .gap').length") == 1
     await scene.sees("#segments", "1\u202f500 … 1\u202f599")
     await scene.picture("gap")
+
+
+async def test_what_a_lost_cluster_would_take_along_is_a_tile(scene: Scene) -> None:
+    title, records = "If the cluster died now", "8\u202f204 records would be lost"
+    await scene.sees("#tiles", "Not archived yet")
+    assert title not in await scene.text("#tiles")
+    scene.recovery_point = RecoveryPoint(2_100, 8_204)
+    await scene.sees("#tiles", f"{title}\n2.1 s\nand {records}")
+    scene.recovery_point = None
+    await scene.sees("#tiles", "respond\nClient connections")
 
 
 async def test_a_refused_topic_is_named_with_the_reason(scene: Scene) -> None:

@@ -34,6 +34,8 @@ for folder in ("start", "deploy", "recover", "troubleshoot"):
 # How a command begins, and what runs it, or why nothing does.
 ELSEWHERE = {
     "docker compose up": "packaging/test_compose_commands.py runs what the containers run",
+    "docker compose": "packaging/test_drill_compose.py checks what the containers run",
+    "make drill-cluster": "cluster_restore/test_drill_short.py",
     "docker build": "packaging/test_package.py builds what the image gets; no test has Docker",
     "make demo": "demo/test_demo_command.py",
     "make venv": "makes the environment in which the tests run",

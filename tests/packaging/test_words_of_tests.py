@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
     path
-    for top in ("tests", "benchmarks", "chaos", "demo", "examples", "lab")
+    for top in ("tests", "benchmarks", "chaos", "demo", "examples", "lab", "rehearsal")
     for path in (ROOT / top).rglob("*.py")
 )
 NAMELESS = frozenset(

@@ -25,8 +25,10 @@ from fetchproxy.metadata.archiver_positions import (
     TROUBLES_MAX,
     ArchiverPositions,
     OperatorNotes,
+    RecoveryPoint,
     decode_positions,
     encode_positions,
+    of_all_archivers,
 )
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health, headlines
@@ -44,6 +46,7 @@ class World:
         self.storage = RemoteStorage(self.store, "archive")
         self.health = Health()
         self.own_key: str | None = None
+        self.points: dict[int, RecoveryPoint] = {}  # of archivers with a journal
 
     @asynccontextmanager
     async def reader(
@@ -63,7 +66,11 @@ class World:
         self, positions: Mapping[TopicIdPartition, int], number: int = 1
     ) -> AsyncIterator[asyncio.Task[None]]:
         published = PublishedPositions(
-            self.storage.objects, UUID(int=number), lambda: positions, positions.get
+            self.storage.objects,
+            UUID(int=number),
+            lambda: positions,
+            positions.get,
+            recovery_point=lambda: self.points.get(number),
         )
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(published.run())
@@ -385,3 +392,38 @@ def test_what_an_archiver_says_is_shown_elsewhere() -> None:
             assert sentence.endswith("its partition is not archived; the brokers delete nothing")
 
     run_virtual(main)
+
+
+def test_a_recovery_point_is_that_of_all_other_archivers_and_grows_older() -> None:
+    async def scene() -> None:
+        world = World()
+        world.points = {1: RecoveryPoint(1_500, 10), 2: RecoveryPoint(700, 5)}
+        async with (
+            world.archiver({T0: 1}),
+            world.archiver({T1: 1}, number=2),
+            world.reader() as positions,
+        ):
+            await positions.refresh(asyncio.get_running_loop().time())
+            assert of_all_archivers(positions.recovery_points()) == RecoveryPoint(1_500, 15)
+            await asyncio.sleep(0.25)
+            assert of_all_archivers(positions.recovery_points()) == RecoveryPoint(1_750, 15)
+            world.own_key = world.storage.objects.archiver_positions_key(UUID(int=1))
+            assert of_all_archivers(positions.recovery_points()) == RecoveryPoint(950, 5)
+            await asyncio.sleep(SILENT_MAX_S)
+            assert list(positions.recovery_points()) == [], "nobody has looked since"
+
+    run_virtual(scene)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([], None),
+        ([RecoveryPoint(2_100, 8_204)], "2.1 s and 8,204 records lost"),
+        ([RecoveryPoint(2_100, 1), RecoveryPoint(None, 0)], "not known yet and 1 record lost"),
+    ],
+)
+def test_what_would_be_lost_in_words(points: list[RecoveryPoint], expected: str | None) -> None:
+    point = of_all_archivers(points)
+    assert (point is None) == (expected is None)
+    assert point is None or point.in_words().endswith(expected or "")

@@ -19,4 +19,6 @@ def loads() -> st.SearchStrategy[Workload]:
         segment_age_s=st.floats(0.001, 100_000),
         ratio=st.floats(0.01, 1),
         manager=st.sampled_from(["store", "topic"]),
+        recovery_point_s=st.just(0.0) | st.floats(0.05, 3600),
+        state_interval_s=st.just(0.0) | st.floats(0.05, 86_400),
     )

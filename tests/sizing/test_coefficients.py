@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from fetchproxy.cluster_state.document import encode_state
+from fetchproxy.cluster_state.state import (
+    ClusterState,
+    GroupKind,
+    GroupWithOffsets,
+    OffsetOfGroup,
+    PartitionState,
+    TopicState,
+)
 from fetchproxy.config.memory_plan import CHUNK_BYTES, PART_BYTES, memory_parts
 from fetchproxy.config.schema import ArchiveConfig, Config, MetadataConfig
 from fetchproxy.metadata.archiver_positions import HEARTBEAT_INTERVAL_S, POSITIONS_LOOK_INTERVAL_S
@@ -95,3 +105,29 @@ def test_a_load_begins_with_the_defaults_of_the_settings() -> None:
     assert load.segment_bytes == archive.segment_bytes_max
     assert load.segment_age_s * 1000 == archive.segment_age_max_ms
     assert load.manager == MetadataConfig().manager
+    assert load.recovery_point_s * 1000 == archive.recovery_point_ms
+    assert load.state_interval_s * 1000 == archive.cluster_state_interval_ms
+
+
+def test_a_state_has_about_so_many_bytes_a_partition() -> None:
+    """Of a cluster with 20 partitions a topic, and ten groups a topic with ten commits each."""
+    topics = tuple(
+        TopicState(
+            f"orders-{number}", uuid4(), 3, 20, (("retention.ms", "604800000"),), (),
+            tuple(PartitionState(one, 1_000_000, 9_000_000, 12) for one in range(20)),
+        )
+        for number in range(100)
+    )  # fmt: skip
+    groups = tuple(
+        GroupWithOffsets(
+            f"group-{number}", GroupKind.CLASSIC,
+            tuple(
+                OffsetOfGroup(topics[number % 100].name, one, 8_000_000, 12) for one in range(10)
+            ),
+        )
+        for number in range(1_000)
+    )  # fmt: skip
+    size = len(encode_state(ClusterState("cluster", 1, topics, groups)))
+    assert size / 2_000 == pytest.approx(COEFFICIENTS.state_bytes_per_partition, rel=0.3)
+    week_ms = ArchiveConfig().cluster_state_retention_ms
+    assert COEFFICIENTS.states_of_hours == week_ms / 3_600_000

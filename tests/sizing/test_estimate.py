@@ -62,7 +62,7 @@ def test_money_is_the_sum_of_its_parts() -> None:
     costs = asdict(estimated.costs_per_month)
     assert costs.pop("total") == pytest.approx(sum(costs.values()))
     assert costs["egress"] == pytest.approx(86.4 * 30 * 0.09)
-    assert costs["storage"] == pytest.approx(86.4 * 0.023)
+    assert costs["storage"] == pytest.approx(86.4 * 0.023, rel=1e-3)  # and some states
 
 
 @given(loads(), st.sampled_from(["mb_per_s", "retention_days", "readers", "replay_mb_per_s"]))
@@ -81,6 +81,37 @@ def test_one_process_of_each_kind_may_be_missing(load: Workload) -> None:
     machines = estimate(load, EXAMPLE_PRICES).machines
     assert machines.proxy_cores < machines.proxies - 1 or machines.proxy_cores <= 1
     assert machines.archiver_cores < machines.archivers - 1 or machines.archiver_cores <= 1
+
+
+def test_a_journal_costs_an_object_each_interval_and_its_deletion() -> None:
+    """2 s and 1 MB/s: objects of one part, of each of two archivers."""
+    load = replace(ONE, partitions=10, state_interval_s=0)
+    without, with_journal = (
+        estimate(replace(load, recovery_point_s=seconds), EXAMPLE_PRICES) for seconds in (0, 2)
+    )
+    before, after = without.requests_per_day, with_journal.requests_per_day
+    assert after.writes - before.writes == pytest.approx(2 * DAY_S / 2)
+    assert after.deletes - before.deletes == pytest.approx(2 * DAY_S / 2)
+    assert (after.listings, after.reads) == (before.listings, before.reads)
+    assert with_journal.stored_gb - without.stored_gb == pytest.approx(0.6)  # of ten minutes
+
+
+def test_large_objects_of_a_journal_are_written_in_parts() -> None:
+    load = replace(ONE, mb_per_s=20, state_interval_s=0)
+    without, with_journal = (
+        estimate(replace(load, recovery_point_s=seconds), EXAMPLE_PRICES) for seconds in (0, 2)
+    )
+    more = with_journal.requests_per_day.writes - without.requests_per_day.writes
+    assert more == pytest.approx(2 * DAY_S / 2 * log_writes(20_000_000, COEFFICIENTS))
+
+
+def test_each_state_is_a_listing_a_write_and_a_deletion() -> None:
+    without, with_states = (
+        estimate(replace(ONE, state_interval_s=seconds), EXAMPLE_PRICES) for seconds in (0, 60)
+    )
+    before, after = without.requests_per_day, with_states.requests_per_day
+    for kind in ("writes", "listings", "deletes"):
+        assert getattr(after, kind) - getattr(before, kind) == pytest.approx(1440), kind
 
 
 def test_prices_are_those_of_the_configuration() -> None:

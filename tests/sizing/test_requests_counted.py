@@ -249,6 +249,40 @@ async def plant(storage: RemoteStorage, metadata: RemoteLogSegmentMetadata) -> N
         await storage.store.put(storage.rsm.object_key(metadata, file), b"")
 
 
+def test_an_object_of_the_journal_is_one_write_and_one_deletion(
+    kafka_server: KafkaServer, store: CountingStore, tmp_path: Path
+) -> None:
+    """And a state of the cluster one listing and one write."""
+
+    def counted(folder: str, operation: str) -> Counter[str]:
+        with store.log.open("rb") as log:
+            requests = LINE.findall(log.read().decode())
+        return Counter(key for name, key, _ in requests if name == operation and folder in key)
+
+    def has_objects(number: int) -> bool:
+        return len(counted("/journals/", "PutObject")) >= number
+
+    def journal_is_cut() -> bool:
+        written = counted("/journals/", "PutObject")
+        return len(written) >= 3 and counted("/journals/", "DeleteObject") == written
+
+    changes = {"archive__recovery_point_ms": "200ms", "archive__segment_age_max_ms": "3s"}
+    changes |= {"archive__cluster_state_interval_ms": "1s"}
+    with archiver(kafka_server, store, tmp_path, **changes):
+        for number in range(1, 4):
+            produce(kafka_server, store.topic, 5, 100)
+            wait_for("an object", partial(has_objects, number), timeout_s=300)
+        wait_for("segments", journal_is_cut, timeout_s=300)
+        states = "/cluster-states/"
+        wait_for("a state", lambda: len(counted(states, "PutObject")) > 0, timeout_s=300)
+    assert set(counted("/journals/", "PutObject").values()) == {1}
+    assert set(counted(states, "PutObject").values()) == {1}
+    with store.log.open("rb") as log:
+        lines = log.read().decode().splitlines()
+    listings = sum("ListObjectsV2" in line and "cluster-states" in line for line in lines)
+    assert listings == len(counted(states, "PutObject"))
+
+
 def read_all(bootstrap: str, topic: str) -> None:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
     partition = TopicPartition(topic, 0, 0)

@@ -24,6 +24,7 @@ from confluent_kafka import Producer
 from memory_object_store import MemoryObjectStore
 
 from fetchproxy.auditing.journal_recovery import JournalRecovery, RecoveredLog
+from fetchproxy.cli.keys import rewrap_archive
 from fetchproxy.config.schema import MiB
 from fetchproxy.errors import DamagedObject, ObjectNotFound, StorageUnavailable
 from fetchproxy.model import ByteRange, TopicIdPartition
@@ -131,6 +132,9 @@ async def test_all_records_are_there_when_brokers_and_archiver_are_gone(
             for tp in await tps(cluster, TOPIC):
                 expected[tp] = await broker_batches(cluster, tp, 0, 900)
                 assert not (await archive.view(tp)).segments
+        journals = (await rewrap_archive(archive.storage, dry_run=True)).journals
+        count = len(await tables_in(archive))
+        assert journals == ({"k1": count} if archive.storage.packed.encrypts else {})
         recovered = await recover(archive, segment_bytes_max=20_000)
         assert [(one.end_before, one.end) for one in recovered] == [(None, 900)] * PARTITIONS
         for tp, batches in expected.items():

@@ -160,8 +160,16 @@ function timeLeftTile({ outlook, totals }) {
   return ["Time left", "–", totals.lag_offsets ? "not known" : "everything is archived"];
 }
 
+// What a lost cluster would take along: only archivers with a journal know it.
+function recoveryTiles({ recovery_point: point }) {
+  if (!point) return [];
+  const age = point.age_ms === null ? "not known" : `${(point.age_ms / 1000).toFixed(1)} s`;
+  return [["If the cluster died now", age, `and ${count(point.records)} record${point.records === 1 ? "" : "s"} would be lost`]];
+}
+
 // Is something lost, or about to be? Then the archive, then what it depends on.
-function archiveTiles({ outlook, totals, archiver, brokers, store, bootstrap }) {
+function archiveTiles(status) {
+  const { outlook, totals, archiver, brokers, store, bootstrap } = status;
   return [
     ["Lost for good", count(totals.lost_offsets), totals.lossy ? `offsets of ${partitionsText(totals.lossy)}` : "no offset", outlook.lost_in_seconds === 0],
     timeLeftTile({ outlook, totals }),
@@ -171,6 +179,7 @@ function archiveTiles({ outlook, totals, archiver, brokers, store, bootstrap }) 
     archiverTile(archiver),
     ["Store", store.up === null ? "–" : store.up ? "responds" : "fails", store.url, store.up === false],
     ["Brokers", bootstrap ? `${count(brokers.known - brokers.away.length)} of ${count(brokers.known)}` : "none", bootstrap ? "respond" : "archive only", brokers.away.length > 0],
+    ...recoveryTiles(status),
   ];
 }
 
@@ -199,13 +208,14 @@ function drawTiles(now, before) {
     let tile = list.children[i];
     if (!tile) {
       tile = make("div");
-      tile.append(make("dt", "", name), make("dd"), make("dd"));
+      tile.append(make("dt"), make("dd"), make("dd"));
       list.append(tile);
     }
     tile.className = alarm ? "alarm" : "";
-    setText(tile.children[1], value);
-    setText(tile.children[2], note);
+    // A tile may come and go, such as that of the recovery point.
+    [name, value, note].forEach((text, n) => setText(tile.children[n], text));
   });
+  while (list.children.length > tiles.length) list.lastElementChild.remove();
 }
 
 // --- partitions ------------------------------------------------------------------------------------
