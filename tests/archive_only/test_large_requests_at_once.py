@@ -10,10 +10,10 @@ from uuid import UUID
 from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import peek_request_header, request_header
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from longest_turns import longest_turn
 from planted_archive import PlantedArchive, batch
 from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import plant
-from turns import longest_turn
 from wire_attacks import _named_again, _one_name_of_many_ids
 
 from fetchproxy.config.schema import KiB, MiB

@@ -15,7 +15,7 @@ from fetchproxy_protocol.fetch import PARTITIONS_MAX
 from fetchproxy_protocol.headers import request_header
 from fetchproxy_protocol.primitives import INT32, encode_uvarint
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest
-from turns import longest_turn
+from longest_turns import longest_turn
 
 from fetchproxy.brokers.messages import decode_api_versions
 from fetchproxy.cluster_restore.led_partitions import LedPartitions

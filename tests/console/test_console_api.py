@@ -16,7 +16,6 @@ from longest_turns import longest_turn
 from prometheus_client import CollectorRegistry
 from segment_values import segment_of
 from test_console_collect import CONFIG, Process
-from turns import longest_turn
 
 from fetchproxy.config.schema import ConsoleConfig, PricesConfig
 from fetchproxy.console.api import DRILL_PATH, ENDPOINTS, OTHERS, api_page, openapi

@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from longest_turns import longest_turn
 from read_side import ReadSide, batches, read_side
-from turns import longest_turn
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, IsolationLevel
