@@ -41,7 +41,7 @@ async def ids_and_cluster(
         listener = await new_cluster.inter_broker_listener(cluster, 1)
         features = await supported_features(controller)
         nowhere = HostPort("127.0.0.1", 1)
-        await phantoms.register(placements.cluster_id, listener, nowhere, features)
+        await phantoms.register(placements.cluster_id, {listener: nowhere}, features)
         brokers = [parse_host_port(kafka_server.bootstrap)]
         yield ProducerIds(cluster, controller, further, phantoms, brokers), cluster
         await phantoms.lay_down()
