@@ -42,6 +42,8 @@ _VIEWS_AT_ONCE = 50
 ROWS_AT_ONCE = 400
 # Records searched for in memory, some 20 µs each.
 SEARCHED_AT_ONCE = 50
+# From a partition and the offset of the broker's record: the archive's (offset, ms, epoch).
+_Search = Callable[[int, int], tuple[int, int, int] | None]
 
 
 # ListOffsets results with the archive's values instead of the broker's. Pure.
@@ -419,10 +421,6 @@ async def patch_times_of_topic(
         if len(piece) == SEARCHED_AT_ONCE:
             await a_turn()
     return left
-
-
-# From a partition and the offset of the broker's record: the archive's (offset, ms, epoch).
-_Search = Callable[[int, int], tuple[int, int, int] | None]
 
 
 def _search_of(archive: ServedArchive, topic: TopicInfo | None, timestamp: int) -> _Search:
