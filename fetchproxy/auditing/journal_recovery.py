@@ -93,7 +93,7 @@ class JournalRecovery:
         """The table of every journal object, by archiver and number; and what is wrong with those
         that cannot be read.
         """
-        found: list[JournalTable] = []
+        tables_found: list[JournalTable] = []
         faults: list[str] = []
         async for journal, number, stored in self.objects.list_journals():
             try:
@@ -101,8 +101,8 @@ class JournalRecovery:
             except DamagedObject as error:
                 faults.append(str(error))
             else:
-                found += [] if table is None else [table]
-        return found, faults
+                tables_found += [] if table is None else [table]
+        return tables_found, faults
 
     async def recover(self, tables: Sequence[JournalTable]) -> list[RecoveredLog]:
         """Copy what continues the archive; then delete the objects that are not needed any more."""
