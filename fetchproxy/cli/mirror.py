@@ -149,7 +149,7 @@ def _delete(context: typer.Context, config: Config, to: str) -> None:
     for partition in outcome.partitions:
         for fault in partition.faults:
             print_fault(fault)
-        for place in partition.source_lost:
+        for place in partition.remaining:
             typer.echo(f"kept: {partition.tp}: {place}: missing or different at --to")
     deleted_objects = sum(partition.objects for partition in outcome.partitions)
     size = decimal(sum(partition.size_bytes for partition in outcome.partitions))

@@ -292,7 +292,7 @@ class Deleted:
 
     @property
     def is_complete(self) -> bool:
-        return not self.failures and not any(partition.source_lost for partition in self.partitions)
+        return not self.failures and not any(partition.remaining for partition in self.partitions)
 
 
 def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:

@@ -303,7 +303,7 @@ async def test_the_old_place_keeps_what_the_new_one_may_not_have(
     assert bad in [stored_object.key async for stored_object in source.list("archive/")]
     target.failing = {}
     outcome = await deleted()
-    assert (outcome.source_lost, outcome.unread) == ([], [])
+    assert (outcome.remaining, outcome.unread) == ([], [])
     assert bad not in [stored_object.key async for stored_object in source.list("archive/")]
 
 
