@@ -121,23 +121,23 @@ class Leaving:
     """Asks a serving process to let its clients go, and then to end by itself."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._serves = False
 
     def ask(self) -> bool:
         """False: it serves nobody yet, or was asked before: it has to be cancelled."""
-        if not self._serves or self._asked.is_set():
+        if not self._serves or self._requested.is_set():
             return False
-        self._asked.set()
+        self._requested.set()
         return True
 
     @property
-    def is_asked(self) -> bool:
-        return self._asked.is_set()
+    def is_requested(self) -> bool:
+        return self._requested.is_set()
 
-    async def asked(self) -> None:
+    async def requested(self) -> None:
         self._serves = True
-        await self._asked.wait()
+        await self._requested.wait()
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class Parts:
             listener = f"gateway listener {self.config.gateway.listen}"
             message = f"The gateway does not listen at {self.config.gateway.listen} yet"
             yield Condition(Kind.GATEWAY_NOT_LISTENING, message, missing=listener)
-        elif self.leaving.is_asked:
+        elif self.leaving.is_requested:
             message = "The process is stopping and disconnects its clients"
             yield Condition(
                 Kind.GATEWAY_NOT_LISTENING, message, missing="new clients: it is stopping"
@@ -318,7 +318,7 @@ async def serve(parts: Parts, on_ready: Says = _no_callback) -> None:
         running_tasks.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
         on_ready(None if parts.console is None else parts.console.address)
         # The gateway's own tasks cancel this one if they fail.
-        await parts.leaving.asked()
+        await parts.leaving.requested()
         await gateway.drain()
         for task in running_tasks:
             task.cancel()
@@ -344,7 +344,7 @@ async def run_archive_only(
         parts.records = _records(parts, purgatory, parts.rlmm, collector)
         # The console opens first, so it can show that the listener waits for the store.
         async with _archive_only(parts, purgatory) as parts.gateway:
-            await parts.leaving.asked()
+            await parts.leaving.requested()
             await parts.gateway.drain()
         for task in running_tasks:
             task.cancel()
@@ -565,7 +565,7 @@ def _archive_only(
         tls=parts.listener_tls,
         limits=parts.limits.serving,
         health=parts.health,
-        kept=KeptState(parts.storage.objects),
+        kept_state=KeptState(parts.storage.objects),
     )
 
 

@@ -26,14 +26,14 @@ class Reloads:
     def __init__(self, config: Config, read: Callable[[], Loaded]) -> None:
         self._in_force = own_copy(config)
         self._read = read
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
     def ask(self) -> None:
-        self._asked.set()
+        self._requested.set()
 
     async def next(self) -> Reload:
-        await self._asked.wait()
-        self._asked.clear()
+        await self._requested.wait()
+        self._requested.clear()
         try:
             loaded = await asyncio.to_thread(self._read)
         except ConfigError as error:

@@ -59,7 +59,7 @@ class CompletenessCheck:
             damage = of_object(Kind.SEGMENT_DAMAGED, tp, key, message, retriable=again)
             (report.unread if again else report.faults).append(damage)
         folder = records.folder(tp)
-        for first, last in look.found.missing:
+        for first, last in look.not_held.missing:
             kind, message = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)
             report.faults.append(of_object(kind, tp, folder, message, first))
         if finished_offsets is not None and finished_offsets.log_start_offset > self._log_start(
@@ -71,7 +71,7 @@ class CompletenessCheck:
             report.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, message))
         report.faults += self._older_end(finished_offsets)
         report.not_known += self._unknown(look)
-        report.published_conditions += offsets_in_words(tp, look.found)
+        report.published_conditions += offsets_in_words(tp, look.not_held)
         report.published_conditions += metadata_in_words(self.stored, tp)
         if in_topic is not None:
             report.faults += await self._against_topic(in_topic)
@@ -101,7 +101,7 @@ class CompletenessCheck:
     def _unknown(self, look: OffsetsCheckResult) -> list[Condition]:
         unknowns = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
-            for first, last in look.found.not_known
+            for first, last in look.not_held.not_known
         ]
         segments = finished(self.stored.list_remote_log_segments(self.tp))
         if look.finished_offsets is None:

@@ -97,7 +97,7 @@ class JournalRecovery:
         """The table of every journal object, by archiver and number; and what is wrong with those
         that cannot be read, or that a cluster wrote which has lost the archive to another one.
         """
-        found: list[JournalTable] = []
+        tables_found: list[JournalTable] = []
         faults: list[str] = []
         owner = await self.identity.look()
         async for journal, number, stored in self.objects.list_journals():
@@ -114,8 +114,8 @@ class JournalRecovery:
             except ArchiveMismatch as error:  # its offsets may be those of other records by now
                 faults.append(f"{self.objects.journal_key(journal, number)}: {error}")
             else:
-                found.append(table)
-        return found, faults
+                tables_found.append(table)
+        return tables_found, faults
 
     async def recover(self, tables: Sequence[JournalTable]) -> list[RecoveredLog]:
         """Copy what continues the archive; then delete the objects that are not needed any more."""

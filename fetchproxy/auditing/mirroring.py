@@ -236,7 +236,9 @@ class MirroredPartition:
     bytes_copied: int = 0
     removed: int = 0
     overtaken: int = 0  # segments deleted during the copy
-    kept: list[str] = field(default_factory=list)  # objects of the copy that the archive has lost
+    source_lost: list[str] = field(
+        default_factory=list
+    )  # objects of the copy that the archive has lost
     faults: list[Condition] = field(default_factory=list)
     # What could not be copied now, though the rest could: a store failed for one object, twice.
     failed: list[Condition] = field(default_factory=list)
@@ -284,7 +286,7 @@ class PartitionMirror:
 
     async def _copy_all(self, *, compare: bool) -> None:
         """Copies every object that the copy lacks, except segments that this run found damaged."""
-        self._done_bytes, self._result.kept = 0, []
+        self._done_bytes, self._result.source_lost = 0, []
         copied_objects = await self.target.partition_objects(self.tp)
         plan = await self._make_plan(copied_objects, compare=compare)
 
@@ -632,7 +634,7 @@ class PartitionMirror:
         damaged_segments = await check.check()
         self._add(damaged_segments.faults)
         if self._result.faults or self._result.failed or damaged_segments.unread:
-            self._result.kept = relative_keys
+            self._result.source_lost = relative_keys
             return
         for relative_key in relative_keys:
             await self.target.store.delete(self.target.prefix + relative_key)

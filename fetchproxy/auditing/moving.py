@@ -219,14 +219,14 @@ async def _check_marked(source: MirrorSide, moved_identity: ArchiveIdentity) -> 
 
 @dataclass(slots=True)
 class DeletedPartition:
-    """`kept`: objects that are not deleted. `faults`: why the whole partition is not deleted.
+    """`remaining`: objects that are not deleted. `faults`: why the whole partition is not deleted.
     `unread`: objects that could not be compared.
     """
 
     tp: TopicIdPartition
     objects: int = 0
     size_bytes: int = 0
-    kept: list[str] = field(default_factory=list)
+    remaining: list[str] = field(default_factory=list)
     faults: list[Condition] = field(default_factory=list)
     unread: list[Condition] = field(default_factory=list)
 
@@ -243,15 +243,15 @@ async def _delete_moved(
     places: tuple[MirrorSide, MirrorSide], tp: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
     (source, target), result = places, DeletedPartition(tp)
-    for found in (
+    for removal in (
         await metadata_faults(target.storage, target.rlmm, tp),
         await CompletenessCheck(target.objects, target.rlmm, tp).check(),
     ):
-        result.faults += found.faults
-        result.unread += found.unread
+        result.faults += removal.faults
+        result.unread += removal.unread
     source_objects = await source.partition_objects(tp)
     if result.faults or result.unread:
-        result.kept += sorted(source_objects)
+        result.remaining += sorted(source_objects)
         return result
     copied_objects = await target.partition_objects(tp)
     total = sum(stored_object.size_bytes for stored_object in source_objects.values())
@@ -266,7 +266,7 @@ async def _delete_moved(
                 of_object(Kind.OBJECT_NOT_READABLE, tp, key, str(error), retriable=True)
             )
         if not may_go:
-            result.kept += sorted(segment)
+            result.remaining += sorted(segment)
             continue
         # Delete the metadata first, so no reader looks for the other objects.
         for relative_key in sorted(
@@ -276,7 +276,7 @@ async def _delete_moved(
             result.objects += 1
             result.size_bytes += segment[relative_key].size_bytes
         tell(result.size_bytes, total)
-    if not result.kept:
+    if not result.remaining:
         for relative_key in source_objects:
             if is_partition_object_key("", relative_key):
                 await source.store.delete(source.prefix + relative_key)

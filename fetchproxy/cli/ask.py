@@ -133,7 +133,7 @@ def with_rates(
     rows: Sequence[JsonRow], before: Mapping[tuple[str, ...], JsonRow], seconds: float
 ) -> list[dict[str, Any]]:
     """Bytes per second since `before`; None at the first look, and for clients that came since."""
-    found = []
+    rows_with_rates = []
     for row in rows:
         old = before.get(_partition_key(row))
         rates = {
@@ -142,8 +142,8 @@ def with_rates(
             else round(max(row[name] - old[name], 0) / max(seconds, 1e-3))
             for name in ("served_bytes", "store_bytes")
         }
-        found.append({**row, **rates})
-    return found
+        rows_with_rates.append({**row, **rates})
+    return rows_with_rates
 
 
 def _screen(status: Any, rows: Sequence[JsonRow]) -> Group:

@@ -70,7 +70,7 @@ app.command("restore")(cluster_restore.restore_cluster)
 class _StateAndArchive(NamedTuple):
     """What the command shows. `unread`: topics whose archive could not be read, and why."""
 
-    kept: Sequence[ClusterStateObject]
+    states: Sequence[ClusterStateObject]
     state: ClusterState
     partitions: Sequence[ComparedPartition]
     groups: Sequence[ComparedGroup]
@@ -97,28 +97,28 @@ def show_cluster(
     with users_errors():
         config = options.read_logged(context)
         at_ms = wall_clock_ms() if at is None else epoch_ms(at)
-    found = run_to_end(_read(config, at_ms))
+    view = run_to_end(_read(config, at_ms))
     if as_json:
-        typer.echo(json_text(state_document(found, topic)))
+        typer.echo(json_text(state_document(view, topic)))
     else:
-        _print(found, topic)
+        _print(view, topic)
 
 
 async def _read(config: Config, at_ms: int) -> _StateAndArchive:
     """Raises ConfigError, RemoteStorageError, CorruptSegment."""
     async with stored_archive(config) as archive:
         objects = archive.storage.objects
-        kept = await objects.list_cluster_states()
-        found = state_at(kept, at_ms)
-        if found is None:
-            raise ConfigError(_nothing(config, kept, at_ms))
-        state = decode_state(await objects.get_cluster_state(found), found.key)
+        states = await objects.list_cluster_states()
+        stored = state_at(states, at_ms)
+        if stored is None:
+            raise ConfigError(_nothing(config, states, at_ms))
+        state = decode_state(await objects.get_cluster_state(stored), stored.key)
         unread: dict[str, str] = {}
         copies: list[CopyState] = []
         ends = await _archived_ends(archive, state, unread, copies)
         points = await _recovery_points(objects)
     return _StateAndArchive(
-        kept,
+        states,
         state,
         list(compared_partitions(state, ends)),
         list(compared_groups(state, ends)),
@@ -141,11 +141,11 @@ async def _recovery_points(objects: ArchiveObjects) -> list[RecoveryPoint]:
     return points
 
 
-def _nothing(config: Config, kept: Sequence[ClusterStateObject], at_ms: int) -> str:
-    if kept:
+def _nothing(config: Config, states: Sequence[ClusterStateObject], at_ms: int) -> str:
+    if states:
         return (
             f"the archive has no state of the cluster at {time_text(at_ms)} or before; the oldest "
-            f"is of {time_text(kept[0].read_at_ms)}"
+            f"is of {time_text(states[0].read_at_ms)}"
         )
     return (
         f"the archive at {store_url(config)} has no state of a cluster: an archiver writes it "
@@ -183,13 +183,13 @@ async def _archived_ends(
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def state_document(found: _StateAndArchive, topic: str | None) -> dict[str, object]:
+def state_document(view: _StateAndArchive, topic: str | None) -> dict[str, object]:
     """For programs. `topic`: only this topic's partitions; groups have all of theirs."""
-    state = found.state
+    state = view.state
     return {
         "cluster_id": state.cluster_id,
         "read_at_ms": state.read_at_ms,
-        "kept_states_ms": [one.read_at_ms for one in found.kept],
+        "kept_states_ms": [one.read_at_ms for one in view.states],
         "topics": [
             {
                 "topic": one.name,
@@ -201,9 +201,9 @@ def state_document(found: _StateAndArchive, topic: str | None) -> dict[str, obje
             for one in state.topics
             if topic in (None, one.name)
         ],
-        "partitions": list(_partition_rows(found, topic)),
-        "groups": list(_group_rows(found)),
-        "beyond_archive": list(_beyond_rows(found)),
+        "partitions": list(_partition_rows(view, topic)),
+        "groups": list(_group_rows(view)),
+        "beyond_archive": list(_beyond_rows(view)),
         "acls": len(state.acls),
         "quotas": len(state.quotas),
         "scram_users": list(state.scram_users),
@@ -212,23 +212,23 @@ def state_document(found: _StateAndArchive, topic: str | None) -> dict[str, obje
         "missing": [
             {"what": one.what, "why": one.why, "right": one.right} for one in state.missing
         ],
-        "unread": found.unread,
-        "recovery_points": [asdict(point) for point in found.recovery_points],
+        "unread": view.unread,
+        "recovery_points": [asdict(point) for point in view.recovery_points],
         "compacted_copies": [
             asdict(copy)
-            for copy in sorted(found.copies, key=lambda copy: (copy.topic, copy.partition))
+            for copy in sorted(view.copies, key=lambda copy: (copy.topic, copy.partition))
             if topic in (None, copy.topic)
         ],
     }
 
 
-def _topic_rows(found: _StateAndArchive) -> Iterator[dict[str, Any]]:
+def _topic_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
     ends: dict[str, int] = {}
     left: dict[str, int] = {}
-    for one in found.partitions:
+    for one in view.partitions:
         ends[one.topic] = ends.get(one.topic, 0) + one.log_end_offset
         left[one.topic] = left.get(one.topic, 0) + one.not_archived
-    for topic in found.state.topics:
+    for topic in view.state.topics:
         yield {
             "topic": topic.name,
             "partitions": topic.partition_count,
@@ -238,8 +238,8 @@ def _topic_rows(found: _StateAndArchive) -> Iterator[dict[str, Any]]:
         }
 
 
-def _partition_rows(found: _StateAndArchive, topic: str | None) -> Iterator[dict[str, Any]]:
-    for one in found.partitions:
+def _partition_rows(view: _StateAndArchive, topic: str | None) -> Iterator[dict[str, Any]]:
+    for one in view.partitions:
         if topic in (None, one.topic):
             yield {
                 "topic": one.topic,
@@ -251,8 +251,8 @@ def _partition_rows(found: _StateAndArchive, topic: str | None) -> Iterator[dict
             }
 
 
-def _group_rows(found: _StateAndArchive) -> Iterator[dict[str, Any]]:
-    for one in found.groups:
+def _group_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
+    for one in view.groups:
         yield {
             "group": one.group.group_id,
             "kind": one.group.kind.value,
@@ -262,8 +262,8 @@ def _group_rows(found: _StateAndArchive) -> Iterator[dict[str, Any]]:
         }
 
 
-def _beyond_rows(found: _StateAndArchive) -> Iterator[dict[str, Any]]:
-    for group in found.groups:
+def _beyond_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
+    for group in view.groups:
         for one in group.beyond:
             yield {
                 "group": one.group_id,
@@ -282,16 +282,16 @@ def time_text(at_ms: int) -> str:
         return f"{at_ms} ms since 1970"
 
 
-def _print(found: _StateAndArchive, topic: str | None) -> None:
-    state, console = found.state, terminal()
+def _print(view: _StateAndArchive, topic: str | None) -> None:
+    state, console = view.state, terminal()
     _say(f"cluster {state.cluster_id or 'without an id'} at {time_text(state.read_at_ms)}")
     if topic is None:
-        console.print(table(list(_topic_rows(found)), _TOPIC_COLUMNS))
+        console.print(table(list(_topic_rows(view)), _TOPIC_COLUMNS))
     else:
-        console.print(table(list(_partition_rows(found, topic)), _PARTITION_COLUMNS))
-    if found.groups:
-        console.print(table(list(_group_rows(found)), _GROUP_COLUMNS))
-    for row in list(_beyond_rows(found))[:_LISTED_MAX]:
+        console.print(table(list(_partition_rows(view, topic)), _PARTITION_COLUMNS))
+    if view.groups:
+        console.print(table(list(_group_rows(view)), _GROUP_COLUMNS))
+    for row in list(_beyond_rows(view))[:_LISTED_MAX]:
         _say(
             f"group {row['group']} is beyond the archive: {row['topic']}-{row['partition']} at "
             f"{row['committed_offset']:,}, archived up to {row['archived_end_offset']:,}, "
@@ -305,13 +305,13 @@ def _print(found: _StateAndArchive, topic: str | None) -> None:
     for missing in state.missing:
         right = f" (needs {missing.right})" if missing.right else ""
         _say(f"missing: {missing.what}: {missing.why}{right}")
-    for line in copy_lines(copy for copy in found.copies if topic in (None, copy.topic)):
+    for line in copy_lines(copy for copy in view.copies if topic in (None, copy.topic)):
         _say(line)
-    for name, error in found.unread.items():
+    for name, error in view.unread.items():
         _say(f"the archive of {name} was not read: {error}")
-    if (point := of_all_archivers(found.recovery_points)) is not None:
+    if (point := of_all_archivers(view.recovery_points)) is not None:
         _say(point.in_words())
-    newest = [time_text(one.read_at_ms) for one in reversed(found.kept)]
+    newest = [time_text(one.read_at_ms) for one in reversed(view.states)]
     more = f" and {len(newest) - _LISTED_MAX} more" if len(newest) > _LISTED_MAX else ""
     _say(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
 

@@ -162,13 +162,13 @@ def order_of(
         faults = [] if dry_run else await _recover_journal(config)
         async with stored_archive(config) as archive:
             objects = archive.storage.objects
-            kept = await objects.list_cluster_states()
-            if (found := state_at(kept, at_ms)) is None:
+            states = await objects.list_cluster_states()
+            if (stored := state_at(states, at_ms)) is None:
                 raise ConfigError(
                     "the archive has no state of a cluster of that time: see "
                     "fetchproxy cluster show"
                 )
-            state = decode_state(await objects.get_cluster_state(found), found.key)
+            state = decode_state(await objects.get_cluster_state(stored), stored.key)
             amount = None if local is None else _amount(local, state.read_at_ms)
             journal = await _journal_ends(archive) if dry_run else {}
             archived = await read_archived_topics(

@@ -70,9 +70,9 @@ def felt(looks: Sequence[tuple[float, Sums]]) -> Felt:
     for (_, before), (count, now) in pairwise(looks):
         data = "fetchproxy_purgatory_completed_total{data}"
         expired = "fetchproxy_purgatory_completed_total{deadline}"
-        got = now.get(data, 0) > before.get(data, 0)
+        has_data = now.get(data, 0) > before.get(data, 0)
         waited = now.get(expired, 0) > before.get(expired, 0)
-        if got or not (waited or now.get("fetchproxy_purgatory_entries", 0)):
+        if has_data or not (waited or now.get("fetchproxy_purgatory_entries", 0)):
             since = count
         longest_s = max(longest_s, count - since)
     return Felt(

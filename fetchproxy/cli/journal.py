@@ -56,12 +56,12 @@ def recover_journal(context: typer.Context, as_json: AsJson = False) -> None:
     """
     with users_errors():
         config = options.read_logged(context)
-    found = run_to_end(segments_of_journal(config))
+    recovery = run_to_end(segments_of_journal(config))
     if as_json:
-        typer.echo(json_text(as_document(found)))
+        typer.echo(json_text(as_document(recovery)))
     else:
-        _print(found)
-    if found.faults or any(one.unreachable or one.fault for one in found.logs):
+        _print(recovery)
+    if recovery.faults or any(one.unreachable or one.fault for one in recovery.logs):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
@@ -89,8 +89,8 @@ async def segments_of_journal(config: Config) -> RecoveredJournal:
             return RecoveredJournal(await recovery.recover(tables), faults)
 
 
-def as_document(found: RecoveredJournal) -> dict[str, object]:
-    return {"partitions": list(_rows(found.logs)), "faults": list(found.faults)}
+def as_document(recovery: RecoveredJournal) -> dict[str, object]:
+    return {"partitions": list(_rows(recovery.logs)), "faults": list(recovery.faults)}
 
 
 def _rows(logs: Sequence[RecoveredLog]) -> Iterator[dict[str, Any]]:
@@ -107,17 +107,17 @@ def _rows(logs: Sequence[RecoveredLog]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _print(found: RecoveredJournal) -> None:
-    gained = [one for one in found.logs if one.end != one.end_before or one.unreachable]
+def _print(recovery: RecoveredJournal) -> None:
+    gained = [one for one in recovery.logs if one.end != one.end_before or one.unreachable]
     if gained:
         terminal().print(table(list(_rows(gained)), _COLUMNS))
-    for one in found.logs:
+    for one in recovery.logs:
         if one.fault is not None:
             typer.echo(safe_one_line(one.fault))
-    for fault in found.faults:
+    for fault in recovery.faults:
         typer.echo(safe_one_line(fault))
-    size_bytes = sum(one.size_bytes for one in found.logs)
+    size_bytes = sum(one.size_bytes for one in recovery.logs)
     typer.echo(
-        f"{count(len(gained), 'partition')} of {len(found.logs)} in the journal had more than the "
-        f"archive: {size_bytes:,} bytes copied"
+        f"{count(len(gained), 'partition')} of {len(recovery.logs)} in the journal had more than "
+        f"the archive: {size_bytes:,} bytes copied"
     )

@@ -122,7 +122,7 @@ async def _look_at_copy(config: Config, url: str, key: str, topic: str | None) -
     copy = CopyReport(url, key)
     try:
         async with open_store(url, config.store) as storage:
-            copy.found = await rewrap_archive(storage, topic=topic, dry_run=True)
+            copy.report = await rewrap_archive(storage, topic=topic, dry_run=True)
     except (ConfigError, RemoteStorageError, OSError) as error:
         copy.unread = str(error)
     return copy
@@ -134,7 +134,7 @@ class CopyReport:
 
     url: str
     note_key: str
-    found: RewrapReport | None = None
+    report: RewrapReport | None = None
     unread: str = ""
 
 
@@ -216,21 +216,21 @@ def _say(report: RewrapReport, dry_run: bool) -> None:
     typer.echo(f"{verb}: {count(report.rewrapped, 'data key')}")
     for copy in report.copies:
         _say_copy(copy)
-    if report.faults or any(copy.found is None or copy.found.faults for copy in report.copies):
+    if report.faults or any(copy.report is None or copy.report.faults for copy in report.copies):
         raise typer.Exit(EXIT_FAULTS)
 
 
 def _say_copy(copy: CopyReport) -> None:
-    if copy.found is None:
+    if copy.report is None:
         typer.echo(
             f"not known: which keys the copy at {safe_one_line(copy.url)} needs: "
             f"{safe_one_line(copy.unread)}. If that copy is gone for good, delete the object "
             f"{copy.note_key}"
         )
         return
-    for fault in copy.found.faults:
+    for fault in copy.report.faults:
         typer.echo(f"not opened in the copy at {safe_one_line(copy.url)}: {safe_one_line(fault)}")
-    for key_id, segments in sorted(copy.found.keys.items()):
+    for key_id, segments in sorted(copy.report.keys.items()):
         typer.echo(
             f"the copy at {safe_one_line(copy.url)} has {count(segments, 'data key')}: {key_id}"
         )

@@ -117,10 +117,9 @@ def _print_faults(partition: MirroredPartition) -> None:
 def _print_mirrored(outcome: job.Mirrored) -> None:
     partitions = outcome.partitions
     for partition in partitions:
-        if partition.kept:
-            typer.echo(
-                f"kept: {partition.tp}: {count(len(partition.kept), 'object')} that only --to has"
-            )
+        if partition.source_lost:
+            objects = count(len(partition.source_lost), "object")
+            typer.echo(f"kept: {partition.tp}: {objects} that only --to has")
     for tp in outcome.not_at_source:
         typer.echo(f"kept: {tp}: --from no longer has it")
     more = {
@@ -150,7 +149,7 @@ def _delete(context: typer.Context, config: Config, to: str) -> None:
     for partition in outcome.partitions:
         for fault in partition.faults:
             print_fault(fault)
-        for place in partition.kept:
+        for place in partition.remaining:
             typer.echo(f"kept: {partition.tp}: {place}: missing or different at --to")
     deleted_objects = sum(partition.objects for partition in outcome.partitions)
     size = decimal(sum(partition.size_bytes for partition in outcome.partitions))

@@ -168,8 +168,8 @@ def shares(*named_keys: str, spark: bool = False) -> Callable[[Command], Command
         names = {parameter.name for parameter in (context, *parameters)}
 
         @wraps(command)
-        def called(**given: object) -> None:
-            command(**{name: value for name, value in given.items() if name in names})
+        def called(**values: object) -> None:
+            command(**{name: value for name, value in values.items() if name in names})
 
         every = (context, *map(_shared, named_keys), *parameters, *map(_shared, behind))
         keywords = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in every]

@@ -26,10 +26,10 @@ def epoch_ms(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) <= 18:
         return int(text)
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
             f"--at {text}: expected a time such as 2026-11-30T07:00, or milliseconds since 1970"
         ) from None
-    found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    return int(found.timestamp() * 1000)
+    time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return int(time.timestamp() * 1000)

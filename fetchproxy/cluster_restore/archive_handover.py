@@ -88,14 +88,14 @@ class ArchiveHandover:
         )
 
     async def as_continued(
-        self, topics: Sequence[LostTopic], found: Mapping[str, FoundTopic]
+        self, topics: Sequence[LostTopic], present: Mapping[str, FoundTopic]
     ) -> list[LostTopic]:
         """`topics`, each that is continued already with the beginnings on record: its archive may
         have grown since. Raises RemoteStorageError, CorruptSegment.
         """
         known = []
         for topic in topics:
-            there, record = found.get(topic.name), None
+            there, record = present.get(topic.name), None
             if there is not None:
                 record = await self._objects.get_continued_topic(topic.name, there.topic_id)
             known.append(topic if record is None else _from_record(topic, record))

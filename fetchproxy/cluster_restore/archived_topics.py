@@ -48,7 +48,7 @@ async def read_archived_topics(
     objects = archive.storage.objects
     archived_ids = {topic_id for _, topic_id in await objects.list_topics()}
     described_ids = {topic_id async for topic_id in objects.described_topics()}
-    found: dict[str, LostTopic] = {}
+    lost: dict[str, LostTopic] = {}
 
     async def read(topic: TopicState) -> None:
         views: Mapping[int, PartitionView] = {}
@@ -59,7 +59,7 @@ async def read_archived_topics(
         except RemoteStorageError as error:
             if not error.may_be_of_object:
                 raise
-            found[topic.name] = _refused(topic, f"its archive cannot be read: {error}")
+            lost[topic.name] = _refused(topic, f"its archive cannot be read: {error}")
             return
         ends = {tp.partition: end for tp, end in journal_ends.items() if tp.topic_id == log_id}
         archived = archived_topic(topic, views, ends, at_state=at_state)
@@ -69,10 +69,10 @@ async def read_archived_topics(
             archived = await _with_local_history(archive, archived, views, local)
         elif not archived.why_not:
             archived = _without_copies(archived, views)
-        found[topic.name] = archived
+        lost[topic.name] = archived
 
     await for_each(chosen, read, _TOPICS_AT_ONCE)
-    return [found[name] for name in sorted(found)]
+    return [lost[name] for name in sorted(lost)]
 
 
 async def _with_local_history(

@@ -131,7 +131,7 @@ async def check_reach(address: HostPort, trusted: ssl.SSLContext | None) -> None
 
 async def refused_by_controller(controller: ActiveController, plan: RestorePlan) -> dict[str, str]:
     """The topics that the new cluster would not create as they were, and why."""
-    found = {}
+    refusals = {}
     for topic in plan.of(TopicAction.CREATE):
         try:
             await _validate(controller, topic)
@@ -139,8 +139,8 @@ async def refused_by_controller(controller: ActiveController, plan: RestorePlan)
             if error.retriable:
                 raise
             if error.error_code not in _REFUSED:  # rights are looked at for all topics together
-                found[topic.name] = str(error)
-    return found
+                refusals[topic.name] = str(error)
+    return refusals
 
 
 async def _validate(controller: ActiveController, topic: PlannedTopic) -> None:

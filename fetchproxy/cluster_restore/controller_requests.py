@@ -72,8 +72,8 @@ async def supported_features(controller: ActiveController) -> Features:
                 continue
             response = body_of(ApiVersionsResponse, payload, version)
             raise_for(response.error_code, "ApiVersions of a controller")
-            found = response.supported_features or ()
-            return {one.name: (one.min_version, one.max_version) for one in found}
+            features = response.supported_features or ()
+            return {one.name: (one.min_version, one.max_version) for one in features}
         raise ClusterError(f"controller {connection.address} tells no features")
 
     return await controller.ask(ask)

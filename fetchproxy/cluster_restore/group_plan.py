@@ -69,7 +69,7 @@ def plan_groups(
         if group.kind is GroupKind.SHARE:
             left_out[group.group_id] = "a share group: set its offsets by kafka-share-groups.sh"
             continue
-        found = []
+        plans = []
         for one in group.offsets:
             partition = partitions.get((one.topic, one.partition))
             if partition is None:
@@ -79,13 +79,13 @@ def plan_groups(
                 one.leader_epoch if one.leader_epoch <= partition.leader_epoch else EPOCH_UNKNOWN
             )
             place = (group.group_id, one.topic, one.partition)
-            found.append(GroupOffset(*place, new_offset, epoch, one.metadata))
+            plans.append(GroupOffset(*place, new_offset, epoch, one.metadata))
             skipped = max(0, partition.old_end_offset - max(one.offset, partition.end_offset))
             archived = max(0, partition.start_offset - new_offset)
             set_back = one.offset - new_offset
             if skipped or archived or set_back:
                 numbers = (one.offset, new_offset, skipped, archived, set_back)
                 differences.append(GroupDifference(*place, *numbers))
-        if found:
-            offsets[group.group_id] = tuple(found)
+        if plans:
+            offsets[group.group_id] = tuple(plans)
     return GroupPlan(offsets, tuple(differences), left_out)

@@ -150,8 +150,8 @@ class LedPartitions:
                 error = _unknown(request.version, name)
                 row, news = [_row(request.version, partition, error)], True
             else:
-                found = None if records is None else records.get((name, partition))
-                row, news = self._row_of(request, partition, led, entry, found)
+                batches = None if records is None else records.get((name, partition))
+                row, news = self._row_of(request, partition, led, entry, batches)
             by_topic.setdefault(topic, []).extend(row)
             counts[topic] = counts.get(topic, 0) + 1
             is_news |= news

@@ -77,8 +77,8 @@ def first_segment(view: PartitionView, amount: LocalAmount, usable: int) -> int:
     """The segment in which the local history begins, or the one before it."""
     count = len(view.segments)
     if amount.from_ms is not None:
-        found = view.index_at_or_after_timestamp(amount.from_ms, usable)
-        return count if found is None else found
+        index = view.index_at_or_after_timestamp(amount.from_ms, usable)
+        return count if index is None else index
     room = amount.bytes_max or 0
     number = count
     while number > usable and room > 0:
@@ -126,7 +126,7 @@ def epochs_from(view: PartitionView, start_offset: int, first: int) -> tuple[Epo
 def reaches_below(view: PartitionView, amount: LocalAmount, usable: int) -> bool:
     """Whether more was ordered than the segments from `usable` on have."""
     if amount.from_ms is not None:
-        found = view.index_at_or_after_timestamp(amount.from_ms)
-        return found is not None and found < usable
+        index = view.index_at_or_after_timestamp(amount.from_ms)
+        return index is not None and index < usable
     rows = range(usable, len(view.segments))
     return sum(view.segments[n].segment_size_bytes for n in rows) < (amount.bytes_max or 0)

@@ -89,8 +89,10 @@ async def _check_end(rsm: RemoteStorageManager, view: PartitionView) -> None:
         return
     content = await rsm.fetch_log_segment(last, ByteRange(span.position, span.end))
     try:
-        found = any(header.last_offset == last.end_offset for header in walk(memoryview(content)))
+        is_whole = any(
+            header.last_offset == last.end_offset for header in walk(memoryview(content))
+        )
     except WireError as error:
         raise CorruptSegment(f"the batches around offset {last.end_offset}: {error}") from None
-    if not found:
+    if not is_whole:
         raise CorruptSegment(f"no batch ends at offset {last.end_offset}")

@@ -86,7 +86,7 @@ async def read_placements(cluster: Cluster, names: Iterable[str] | None = None) 
     return FoundTopics(response.cluster_id or "", brokers, topics)
 
 
-def _partitions(found: Iterable[Any]) -> dict[int, FoundPartition]:
+def _partitions(described: Iterable[Any]) -> dict[int, FoundPartition]:
     return {
         one.partition_index: FoundPartition(
             one.leader_id,
@@ -94,7 +94,7 @@ def _partitions(found: Iterable[Any]) -> dict[int, FoundPartition]:
             tuple(one.replica_nodes),
             frozenset(one.isr_nodes),
         )
-        for one in found
+        for one in described
     }
 
 
@@ -117,13 +117,13 @@ async def with_offsets(
     }
     await cluster.topics_by_name({topic for topic, _ in tps}, max_age_ms=0)
     now = asyncio.get_running_loop().time()
-    found = await cluster.fetch_log_offsets(list(tps.values()), not_older_than=now)
+    offsets_by_partition = await cluster.fetch_log_offsets(list(tps.values()), not_older_than=now)
     result = dict(topics)
     for topic in topics.values():
         partitions = dict(topic.partitions)
         for number, partition in topic.partitions.items():
             tp = tps.get((topic.name, number))
-            offsets = None if tp is None else found[tp]
+            offsets = None if tp is None else offsets_by_partition[tp]
             if isinstance(offsets, LogOffsets):
                 partitions[number] = replace(
                     partition,
@@ -143,9 +143,9 @@ async def with_epoch_ends(
     def tell(tp: TopicIdPartition, response: LeaderEpochEnd | ClusterError) -> None:
         if response is not None and not isinstance(response, ClusterError):
             epoch, end = epochs[tp.topic, tp.partition], response[1]
-            found = partitions[tp.topic][tp.partition]
+            present = partitions[tp.topic][tp.partition]
             epoch_end = end.end_offset if end.epoch == epoch else -1
-            partitions[tp.topic][tp.partition] = replace(found, epoch_end=epoch_end)
+            partitions[tp.topic][tp.partition] = replace(present, epoch_end=epoch_end)
 
     tps = {
         TopicIdPartition(topics[name].topic_id, name, number): epoch
@@ -176,12 +176,12 @@ async def controllers(cluster: Cluster) -> list[HostPort]:
 
     response = await cluster.ask_any(ask)
     raise_for(response.error_code, "DescribeQuorum (it needs the right DESCRIBE on the cluster)")
-    found = [HostPort(one.host, one.port) for node in response.nodes for one in node.listeners]
-    if not found:
+    addresses = [HostPort(one.host, one.port) for node in response.nodes for one in node.listeners]
+    if not addresses:
         raise ConfigError(
             "the cluster does not tell the controllers' addresses; name them with --controllers"
         )
-    return found
+    return addresses
 
 
 async def inter_broker_listener(cluster: Cluster, broker_id: int) -> InterBrokerListener:

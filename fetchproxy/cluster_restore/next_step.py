@@ -76,45 +76,45 @@ def partition_goals(topic: PlannedTopic) -> Iterator[PartitionGoal]:
 
 def next_step(
     goal: PartitionGoal,
-    found: FoundPartition,
+    present: FoundPartition,
     phantoms: tuple[int, ...],
     placed: Set[int],
 ) -> PartitionStep:
     """`placed`: the replicas whose start is proven to the phantom that leads."""
-    if found.leader < 0:
+    if present.leader < 0:
         return PartitionStep.WAIT
-    if found.leader not in phantoms:
-        return _of_real_leader(goal, found, phantoms)
-    attached = [node for node in found.replicas if node in phantoms]
+    if present.leader not in phantoms:
+        return _of_real_leader(goal, present, phantoms)
+    attached = [node for node in present.replicas if node in phantoms]
     # To hand over is an election too.
-    is_low = found.leader_epoch + 1 < goal.leader_epoch and len(attached) > 1
-    may_swap = set(attached) <= found.in_sync
-    if not found.in_sync - set(phantoms) <= placed or (is_low and not may_swap):
+    is_low = present.leader_epoch + 1 < goal.leader_epoch and len(attached) > 1
+    may_swap = set(attached) <= present.in_sync
+    if not present.in_sync - set(phantoms) <= placed or (is_low and not may_swap):
         return PartitionStep.ALONE
     if is_low:
-        return PartitionStep.SWAP if found.replicas[0] == found.leader else PartitionStep.LEAD
-    if not set(goal.replicas) <= set(found.replicas):
+        return PartitionStep.SWAP if present.replicas[0] == present.leader else PartitionStep.LEAD
+    if not set(goal.replicas) <= set(present.replicas):
         return PartitionStep.SPREAD
     if not set(goal.replicas) <= placed:
         return PartitionStep.WAIT
-    in_sync = set(goal.replicas) <= found.in_sync
+    in_sync = set(goal.replicas) <= present.in_sync
     return PartitionStep.REMOVE if in_sync else PartitionStep.JOIN
 
 
 def _of_real_leader(
-    goal: PartitionGoal, found: FoundPartition, phantoms: tuple[int, ...]
+    goal: PartitionGoal, present: FoundPartition, phantoms: tuple[int, ...]
 ) -> PartitionStep:
-    attached = set(found.replicas) & set(phantoms)
-    if found.log_start_offset is None:
+    attached = set(present.replicas) & set(phantoms)
+    if present.log_start_offset is None:
         return PartitionStep.WAIT
     # A partition without any archived record may have new ones, and is nobody else's business.
-    if is_placed(found, goal.end_offset) or not goal.end_offset:
+    if is_placed(present, goal.end_offset) or not goal.end_offset:
         return PartitionStep.REMOVE if attached else PartitionStep.DONE
-    if found.log_end_offset:
+    if present.log_end_offset:
         return PartitionStep.WAIT  # no phantom may lead where records are
-    if not attached or found.replicas[0] not in phantoms:
+    if not attached or present.replicas[0] not in phantoms:
         return PartitionStep.ATTACH
-    return PartitionStep.LEAD if attached <= found.in_sync else PartitionStep.FOLLOW
+    return PartitionStep.LEAD if attached <= present.in_sync else PartitionStep.FOLLOW
 
 
 def other_first(replicas: tuple[int, ...], phantoms: Collection[int]) -> tuple[int, ...]:

@@ -37,13 +37,15 @@ _KNOWN_LOOK_S = 0.1
 
 
 async def planned_padding(
-    cluster: Cluster, archived: Sequence[LostTopic], seen: FoundTopics
+    cluster: Cluster, archived: Sequence[LostTopic], present: FoundTopics
 ) -> RestorePlan:
     """Changes nothing. Raises ClusterError."""
     names = {topic.name for topic in archived}
-    some = {name: topic for name, topic in seen.topics.items() if name in names}
-    found = await with_offsets(cluster, some, ())
-    plan = plan_padding(archived, found, await _first_records(cluster, found), len(seen.brokers))
+    some = {name: topic for name, topic in present.topics.items() if name in names}
+    with_ends = await with_offsets(cluster, some, ())
+    plan = plan_padding(
+        archived, with_ends, await _first_records(cluster, with_ends), len(present.brokers)
+    )
     topics = []
     for topic in plan.topics:
         why = await _why_refused(cluster, topic) if topic.action is TopicAction.CREATE else ""
@@ -54,11 +56,11 @@ async def planned_padding(
 
 
 async def _first_records(
-    cluster: Cluster, found: Mapping[str, FoundTopic]
+    cluster: Cluster, present: Mapping[str, FoundTopic]
 ) -> dict[Place, FirstRecord | None]:
     tps = [
         TopicIdPartition(topic.topic_id, topic.name, number)
-        for topic in found.values()
+        for topic in present.values()
         for number, partition in topic.partitions.items()
         if partition.log_end_offset
     ]
@@ -120,11 +122,11 @@ async def _topic_ids(cluster: Cluster, names: Sequence[str]) -> dict[str, UUID]:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _KNOWN_MAX_S
     while True:
-        found = await cluster.topics_by_name(names, max_age_ms=0)
-        ids = {name: one.topic_id for name, one in found.items() if isinstance(one, TopicInfo)}
+        topics = await cluster.topics_by_name(names, max_age_ms=0)
+        ids = {name: one.topic_id for name, one in topics.items() if isinstance(one, TopicInfo)}
         if len(ids) == len(names):
             return ids
         if loop.time() > deadline:
-            [error, *_] = [one for one in found.values() if isinstance(one, ClusterError)]
+            [error, *_] = [one for one in topics.values() if isinstance(one, ClusterError)]
             raise error
         await asyncio.sleep(_KNOWN_LOOK_S)

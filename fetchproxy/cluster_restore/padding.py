@@ -152,9 +152,9 @@ class Padding:
     ) -> dict[TopicIdPartition, LogOffsets]:
         """Raises ClusterError if one partition's leader does not tell."""
         now = asyncio.get_running_loop().time()
-        found = await self._cluster.fetch_log_offsets(list(tps), not_older_than=now)
+        offsets_by_partition = await self._cluster.fetch_log_offsets(list(tps), not_older_than=now)
         logs: dict[TopicIdPartition, LogOffsets] = {}
-        for tp, one in found.items():
+        for tp, one in offsets_by_partition.items():
             if isinstance(one, ClusterError):
                 raise one
             logs[tp] = one

@@ -45,19 +45,19 @@ class FirstRecord(NamedTuple):
 
 def plan_padding(
     archived: Sequence[LostTopic],
-    found: Mapping[str, FoundTopic],
+    present: Mapping[str, FoundTopic],
     first_records: Mapping[Place, FirstRecord | None],
     brokers: int,
 ) -> RestorePlan:
     """`first_records`: of the partitions that end above 0. `brokers`: how many are alive."""
     return RestorePlan(
-        tuple(_plan_topic(one, found.get(one.name), first_records, brokers) for one in archived)
+        tuple(_plan_topic(one, present.get(one.name), first_records, brokers) for one in archived)
     )
 
 
 def _plan_topic(
     archived: LostTopic,
-    found: FoundTopic | None,
+    present: FoundTopic | None,
     first_records: Mapping[Place, FirstRecord | None],
     brokers: int,
 ) -> PlannedTopic:
@@ -65,31 +65,33 @@ def _plan_topic(
     if archived.why_not:
         return PlannedTopic(archived, TopicAction.REFUSE, why=archived.why_not)
     count = len(archived.partitions)
-    if found is None:
+    if present is None:
         if needed > brokers:
             why = f"it had {needed} replicas, and the new cluster has {brokers} live brokers"
             return PlannedTopic(archived, TopicAction.REFUSE, why=why)
         return PlannedTopic(archived, TopicAction.CREATE, log_ends=(0,) * count)
-    if set(found.partitions) != set(range(count)):
-        why = f"it exists with {len(found.partitions)} partitions, and {count} were archived"
+    if set(present.partitions) != set(range(count)):
+        why = f"it exists with {len(present.partitions)} partitions, and {count} were archived"
         return PlannedTopic(archived, TopicAction.REFUSE, why=why)
     for number, one in enumerate(archived.partitions):
         first = first_records.get((archived.name, number))
-        if (fault := why_not_padded(number, one.end_offset, found.partitions[number], first)) != "":
+        if (
+            fault := why_not_padded(number, one.end_offset, present.partitions[number], first)
+        ) != "":
             return PlannedTopic(archived, TopicAction.REFUSE, why=f"it exists, and {fault}")
     placed = all(
-        found.partitions[n].log_start_offset == one.end_offset
+        present.partitions[n].log_start_offset == one.end_offset
         for n, one in enumerate(archived.partitions)
     )
-    ends = tuple(found.partitions[n].log_end_offset or 0 for n in range(count))
+    ends = tuple(present.partitions[n].log_end_offset or 0 for n in range(count))
     return PlannedTopic(archived, TopicAction.KEEP if placed else TopicAction.TAKE, log_ends=ends)
 
 
 def why_not_padded(
-    number: int, start_offset: int, found: FoundPartition, first: FirstRecord | None
+    number: int, start_offset: int, present: FoundPartition, first: FirstRecord | None
 ) -> str:
     """Why a partition cannot be padded up to `start_offset`; "": it can, or is there already."""
-    start, end = found.log_start_offset, found.log_end_offset
+    start, end = present.log_start_offset, present.log_end_offset
     if start is None or end is None:
         return f"partition {number} has no leader that could say what it has"
     if start == start_offset:

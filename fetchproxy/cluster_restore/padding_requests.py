@@ -168,12 +168,12 @@ async def first_records(
         }
 
     results = await cluster.ask_leaders(tps, ask)
-    found: dict[TopicIdPartition, FirstRecord | None] = {}
+    records: dict[TopicIdPartition, FirstRecord | None] = {}
     for tp, result in results.items():
         if isinstance(result, ClusterError):
             raise result
-        found[tp] = result
-    return found
+        records[tp] = result
+    return records
 
 
 def _first_record(

@@ -46,7 +46,7 @@ _LABELS = {
 }
 
 
-class _Seen(NamedTuple):
+class _Unfinished(NamedTuple):
     """The partitions that are not done, and the step of each."""
 
     brokers: Mapping[int, HostPort]
@@ -79,52 +79,54 @@ class Placement:
         left, before, since = dict(goals), "", loop.time()
         while left:
             self.look()
-            seen = await self._look(left)
-            for place in seen.at(PartitionStep.DONE):
+            unfinished = await self._look(left)
+            for place in unfinished.at(PartitionStep.DONE):
                 del left[place]
             placed = {p: sorted(self.led.placed(p)) for p in left}
-            now = repr((seen.partitions, placed, self.led.progress))
+            now = repr((unfinished.partitions, placed, self.led.progress))
             if now != before:
                 before, since = now, loop.time()
             elif loop.time() > since + STANDSTILL_MAX_S:
-                raise self._stuck(left, seen)
-            await self._act(left, seen)
+                raise self._stuck(left, unfinished)
+            await self._act(left, unfinished)
 
-    async def _look(self, left: Mapping[Place, PartitionGoal]) -> _Seen:
+    async def _look(self, left: Mapping[Place, PartitionGoal]) -> _Unfinished:
         names = sorted({topic for topic, _ in left})
-        seen = await read_placements(self.cluster, names)
-        known = {(t.name, n) for t in seen.topics.values() for n in t.partitions} - left.keys()
-        topics = await with_offsets(self.cluster, seen.topics, self.phantoms.ids, known)
+        placements = await read_placements(self.cluster, names)
+        known = {
+            (t.name, n) for t in placements.topics.values() for n in t.partitions
+        } - left.keys()
+        topics = await with_offsets(self.cluster, placements.topics, self.phantoms.ids, known)
         topics = await with_epoch_ends(self.cluster, topics, _epochs_to_ask(left, topics))
         ids = {topic.name: topic.topic_id for topic in topics.values()}
         partitions, steps = {}, {}
         for (name, number), goal in left.items():
             if name not in topics or number not in topics[name].partitions:
                 continue  # the broker that was asked is a moment behind
-            place, found = (name, number), topics[name].partitions[number]
+            place, present = (name, number), topics[name].partitions[number]
             self.led.lead(name, ids[name], {number: led_log(goal)})
             placed = self.led.placed(place)
-            partitions[place] = found
-            steps[place] = next_step(goal, found, self.phantoms.ids, placed)
-        return _Seen(seen.brokers, ids, partitions, steps)
+            partitions[place] = present
+            steps[place] = next_step(goal, present, self.phantoms.ids, placed)
+        return _Unfinished(placements.brokers, ids, partitions, steps)
 
     # --- acting ---
-    async def _act(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
+    async def _act(self, left: Mapping[Place, PartitionGoal], unfinished: _Unfinished) -> None:
         for restore_step, partition_steps in _LABELS.items():
-            if restore_step not in self._noted and seen.at(*partition_steps):
+            if restore_step not in self._noted and unfinished.at(*partition_steps):
                 self._noted.add(restore_step)
                 await self.note(restore_step)
         replicas = {
             place: (*self.phantoms.of_partition(*place), *left[place].replicas)
-            for place in seen.at(PartitionStep.ATTACH)
+            for place in unfinished.at(PartitionStep.ATTACH)
         }
-        out = seen.at(PartitionStep.SPREAD, PartitionStep.REMOVE)
+        out = unfinished.at(PartitionStep.SPREAD, PartitionStep.REMOVE)
         replicas |= {place: left[place].replicas for place in out}
         await self._reassign(replicas)
-        await self._raise_epochs(left, seen)
-        await self._elect(seen.at(PartitionStep.LEAD))
-        await self._follow(seen)
-        await self._alter_in_sync(left, seen)
+        await self._raise_epochs(left, unfinished)
+        await self._elect(unfinished.at(PartitionStep.LEAD))
+        await self._follow(unfinished)
+        await self._alter_in_sync(left, unfinished)
         await asyncio.sleep(_LOOK_INTERVAL_S)  # followers and the brokers' metadata need a moment
 
     async def _reassign(self, replicas: Mapping[Place, Sequence[int]]) -> None:
@@ -137,11 +139,16 @@ class Placement:
             # A refusal is no reason to end: the next look shows who leads.
             await requests.elect_preferred(self.controller, some)
 
-    async def _raise_epochs(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
+    async def _raise_epochs(
+        self, left: Mapping[Place, PartitionGoal], unfinished: _Unfinished
+    ) -> None:
         """Lets the phantoms hand over to each other as often as is needed."""
-        replicas = {place: seen.partitions[place].replicas for place in seen.at(PartitionStep.SWAP)}
+        replicas = {
+            place: unfinished.partitions[place].replicas
+            for place in unfinished.at(PartitionStep.SWAP)
+        }
         needed = {
-            place: left[place].leader_epoch - 1 - seen.partitions[place].leader_epoch
+            place: left[place].leader_epoch - 1 - unfinished.partitions[place].leader_epoch
             for place in replicas
         }
         for number in range(max(needed.values(), default=0)):
@@ -151,58 +158,66 @@ class Placement:
             await self._reassign({place: replicas[place] for place in some})
             await self._elect(some)
 
-    async def _follow(self, seen: _Seen) -> None:
+    async def _follow(self, unfinished: _Unfinished) -> None:
         """Empty logs end at 0: that is where a replica fetches that has all of them."""
         topics: dict[tuple[int, int], dict[tuple[str, UUID], dict[int, int]]] = {}
-        for name, number in seen.at(PartitionStep.FOLLOW):
-            found = seen.partitions[name, number]
-            for node in set(self.phantoms.ids) & set(found.replicas) - found.in_sync:
-                of_leader = topics.setdefault((found.leader, node), {})
-                of_leader.setdefault((name, seen.topic_ids[name]), {})[number] = 0
+        for name, number in unfinished.at(PartitionStep.FOLLOW):
+            present = unfinished.partitions[name, number]
+            for node in set(self.phantoms.ids) & set(present.replicas) - present.in_sync:
+                of_leader = topics.setdefault((present.leader, node), {})
+                of_leader.setdefault((name, unfinished.topic_ids[name]), {})[number] = 0
         for (leader, node), some in topics.items():
-            if leader in seen.brokers:
+            if leader in unfinished.brokers:
                 epoch = self.phantoms.epochs[node]
-                await follow(self.cluster, seen.brokers[leader], node, epoch, some)
+                await follow(self.cluster, unfinished.brokers[leader], node, epoch, some)
 
-    async def _alter_in_sync(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> None:
+    async def _alter_in_sync(
+        self, left: Mapping[Place, PartitionGoal], unfinished: _Unfinished
+    ) -> None:
         """The leader's word on which replicas are in sync. That real ones are ends its leadership.
 
         A partition whose real replicas have to leave first is not led by them if the phantoms die.
         """
         by_leader: dict[int, dict[Place, Sequence[int]]] = {}
-        for place in seen.at(PartitionStep.ALONE):
-            found = seen.partitions[place]
-            in_sync = sorted(set(found.replicas) & set(self.phantoms.ids))
-            by_leader.setdefault(found.leader, {})[place] = in_sync
-        for place in seen.at(PartitionStep.JOIN):
-            found = seen.partitions[place]
-            missing = set(left[place].replicas) - found.in_sync
-            in_sync = [*sorted(found.in_sync), *missing]
-            by_leader.setdefault(found.leader, {})[place] = in_sync
+        for place in unfinished.at(PartitionStep.ALONE):
+            present = unfinished.partitions[place]
+            in_sync = sorted(set(present.replicas) & set(self.phantoms.ids))
+            by_leader.setdefault(present.leader, {})[place] = in_sync
+        for place in unfinished.at(PartitionStep.JOIN):
+            present = unfinished.partitions[place]
+            missing = set(left[place].replicas) - present.in_sync
+            in_sync = [*sorted(present.in_sync), *missing]
+            by_leader.setdefault(present.leader, {})[place] = in_sync
         for leader, replicas in by_leader.items():
             for some in _in_parts(replicas):
-                await self._alter_some(leader, {place: replicas[place] for place in some}, seen)
+                await self._alter_some(
+                    leader, {place: replicas[place] for place in some}, unfinished
+                )
 
     async def _alter_some(
-        self, leader: int, replicas: Mapping[Place, Sequence[int]], seen: _Seen
+        self, leader: int, replicas: Mapping[Place, Sequence[int]], unfinished: _Unfinished
     ) -> None:
         open_places = list(replicas)
         while open_places:
             changes = {
-                place: self._isr_change(place, replicas[place], seen) for place in open_places
+                place: self._isr_change(place, replicas[place], unfinished) for place in open_places
             }
             epoch = self.phantoms.epochs[leader]
             codes = await requests.alter_isr(self.controller, leader, epoch, changes)
-            open_places = [p for p in open_places if self._is_other_guess_due(p, codes[p], seen)]
+            open_places = [
+                p for p in open_places if self._is_other_guess_due(p, codes[p], unfinished)
+            ]
 
-    def _isr_change(self, place: Place, in_sync: Sequence[int], seen: _Seen) -> requests.IsrChange:
-        found = seen.partitions[place]
-        search = self._searches.setdefault(place, PartitionEpochSearch(found.leader_epoch))
+    def _isr_change(
+        self, place: Place, in_sync: Sequence[int], unfinished: _Unfinished
+    ) -> requests.IsrChange:
+        present = unfinished.partitions[place]
+        search = self._searches.setdefault(place, PartitionEpochSearch(present.leader_epoch))
         return requests.IsrChange(
-            seen.topic_ids[place[0]], found.leader_epoch, search.guess, in_sync
+            unfinished.topic_ids[place[0]], present.leader_epoch, search.guess, in_sync
         )
 
-    def _is_other_guess_due(self, place: Place, code: int, seen: _Seen) -> bool:
+    def _is_other_guess_due(self, place: Place, code: int, unfinished: _Unfinished) -> bool:
         search = self._searches[place]
         if code == ErrorCode.INVALID_UPDATE_VERSION:
             search.too_low()
@@ -217,13 +232,13 @@ class Placement:
             return False
         return True
 
-    def _stuck(self, left: Mapping[Place, PartitionGoal], seen: _Seen) -> ClusterError:
+    def _stuck(self, left: Mapping[Place, PartitionGoal], unfinished: _Unfinished) -> ClusterError:
         names = []
         for topic, number in islice(sorted(left), _NAMED_MAX):
             place = (topic, number)
             missing = sorted(set(left[place].replicas) - self.led.placed(place))
-            step = seen.steps.get(place, PartitionStep.WAIT)
-            absent = [str(node) for node in missing if node not in seen.brokers]
+            step = unfinished.steps.get(place, PartitionStep.WAIT)
+            absent = [str(node) for node in missing if node not in unfinished.brokers]
             gone = f", broker {', '.join(absent)} is not there" if absent else ""
             names.append(f"{topic}-{number} (next: {step}, no proof of {missing}{gone})")
         return ClusterUnavailable(
@@ -248,8 +263,12 @@ def _epochs_to_ask(
     epochs = {}
     for (name, number), goal in left.items():
         topic = topics.get(name)
-        found = None if topic is None else topic.partitions.get(number)
-        if found is not None and goal.record_epoch >= 0 and may_be_placed(found, goal.end_offset):
+        present = None if topic is None else topic.partitions.get(number)
+        if (
+            present is not None
+            and goal.record_epoch >= 0
+            and may_be_placed(present, goal.end_offset)
+        ):
             epochs[name, number] = goal.record_epoch
     return epochs
 

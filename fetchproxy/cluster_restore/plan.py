@@ -171,21 +171,23 @@ class RestorePlan:
 
 def plan_restore(
     archived: Sequence[LostTopic],
-    found: Mapping[str, FoundTopic],
+    present: Mapping[str, FoundTopic],
     brokers: Sequence[int],
     phantoms: Collection[int],
 ) -> RestorePlan:
     """`brokers`: the real ones that are alive. `phantoms`: ids that belong to the restore."""
     planned, first = [], 0
     for topic in archived:
-        planned.append(_plan_topic(topic, found.get(topic.name), sorted(brokers), phantoms, first))
+        planned.append(
+            _plan_topic(topic, present.get(topic.name), sorted(brokers), phantoms, first)
+        )
         first += len(topic.partitions)  # or the first brokers would lead most of small topics
     return RestorePlan(tuple(planned))
 
 
 def _plan_topic(
     archived: LostTopic,
-    found: FoundTopic | None,
+    present: FoundTopic | None,
     brokers: Sequence[int],
     phantoms: Collection[int],
     first: int,
@@ -196,18 +198,18 @@ def _plan_topic(
     if needed > len(brokers):
         why = f"it had {needed} replicas, and the new cluster has {len(brokers)} live brokers"
         return PlannedTopic(archived, TopicAction.REFUSE, why=why)
-    if found is None:
+    if present is None:
         replicas = [_rotated(brokers, first + n)[:needed] for n in range(len(archived.partitions))]
         return PlannedTopic(archived, TopicAction.CREATE, tuple(replicas))
-    if (fault := _why_not(archived, found, phantoms)) is not None:
+    if (fault := _why_not(archived, present, phantoms)) is not None:
         return PlannedTopic(archived, TopicAction.REFUSE, why=fault)
     replicas = [
-        _own_replicas(found.partitions[n], phantoms) or _rotated(brokers, first + n)[:needed]
+        _own_replicas(present.partitions[n], phantoms) or _rotated(brokers, first + n)[:needed]
         for n in range(len(archived.partitions))
     ]
     placed = all(
-        is_where_it_belongs(archived, n, found.partitions[n])
-        and not set(found.partitions[n].replicas) & set(phantoms)
+        is_where_it_belongs(archived, n, present.partitions[n])
+        and not set(present.partitions[n].replicas) & set(phantoms)
         for n in range(len(archived.partitions))
     )
     action = TopicAction.KEEP if placed else TopicAction.TAKE
@@ -219,25 +221,25 @@ def _rotated(brokers: Sequence[int], by: int) -> tuple[int, ...]:
     return (*brokers[at:], *brokers[:at])
 
 
-def _own_replicas(found: FoundPartition, phantoms: Collection[int]) -> tuple[int, ...]:
-    return tuple(replica for replica in found.replicas if replica not in phantoms)
+def _own_replicas(present: FoundPartition, phantoms: Collection[int]) -> tuple[int, ...]:
+    return tuple(replica for replica in present.replicas if replica not in phantoms)
 
 
-def may_be_placed(found: FoundPartition, end_offset: int) -> bool:
+def may_be_placed(present: FoundPartition, end_offset: int) -> bool:
     """Whether its log reaches from below `end_offset` up to it: `epoch_end` then says whose records
     these are.
     """
-    start, end = found.log_start_offset, found.log_end_offset
+    start, end = present.log_start_offset, present.log_end_offset
     return start is not None and end is not None and start < end_offset <= end
 
 
 def epochs_to_ask(
-    archived: Iterable[LostTopic], found: Mapping[str, FoundTopic]
+    archived: Iterable[LostTopic], present: Mapping[str, FoundTopic]
 ) -> dict[Place, int]:
     """The last archived epoch of each partition that `may_be_placed`, for `epoch_end`."""
     epochs = {}
     for topic in archived:
-        there = found.get(topic.name)
+        there = present.get(topic.name)
         for number, one in enumerate(topic.partitions):
             partition = None if there is None else there.partitions.get(number)
             if partition is None or one.record_epoch < 0:
@@ -247,31 +249,31 @@ def epochs_to_ask(
     return epochs
 
 
-def is_placed(found: FoundPartition, end_offset: int) -> bool:
+def is_placed(present: FoundPartition, end_offset: int) -> bool:
     """Whether a real broker's log has only archived records below `end_offset`, and gives this
     offset to the first new one. Retention may have raised its start since.
     """
-    if found.log_start_offset == end_offset:
+    if present.log_start_offset == end_offset:
         return True
-    return may_be_placed(found, end_offset) and found.epoch_end == end_offset
+    return may_be_placed(present, end_offset) and present.epoch_end == end_offset
 
 
-def is_where_it_belongs(archived: LostTopic, number: int, found: FoundPartition) -> bool:
+def is_where_it_belongs(archived: LostTopic, number: int, present: FoundPartition) -> bool:
     """As `is_placed`. A log that went on was placed, and its archive has other ends by now."""
     end_offset = archived.partitions[number].end_offset
-    if is_placed(found, end_offset):
+    if is_placed(present, end_offset):
         return True
-    reached = found.log_end_offset
+    reached = present.log_end_offset
     return archived.is_continued and reached is not None and reached >= end_offset
 
 
-def _why_not(archived: LostTopic, found: FoundTopic, phantoms: Collection[int]) -> str | None:
+def _why_not(archived: LostTopic, present: FoundTopic, phantoms: Collection[int]) -> str | None:
     """Why an existing topic cannot be taken; None: it can."""
     count = len(archived.partitions)
-    if set(found.partitions) != set(range(count)):
-        return f"it exists with {len(found.partitions)} partitions, and {count} were archived"
+    if set(present.partitions) != set(range(count)):
+        return f"it exists with {len(present.partitions)} partitions, and {count} were archived"
     for number, one in enumerate(archived.partitions):
-        partition = found.partitions[number]
+        partition = present.partitions[number]
         start, end = partition.log_start_offset, partition.log_end_offset
         if start is None or end is None:
             if set(partition.replicas) & set(phantoms):

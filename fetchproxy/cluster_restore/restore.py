@@ -123,10 +123,10 @@ class ClusterRestore:
         order = self._order
         async with AsyncExitStack() as stack:
             cluster = await stack.enter_async_context(open_cluster(self._config))
-            seen = await new_cluster.read_placements(cluster)
-            job = self._job(seen)
+            present = await new_cluster.read_placements(cluster)
+            job = self._job(present)
             if order.by is RestoreBy.PADDING:
-                yield await self._padding_run(cluster, seen, job)
+                yield await self._padding_run(cluster, present, job)
                 return
             to_begin = rights_to_begin(not order.controllers)
             await checks.check_brokers(cluster, list(to_begin), self._principal, self._bootstrap)
@@ -134,7 +134,7 @@ class ClusterRestore:
             controller = await stack.enter_async_context(ActiveController(self._config, addresses))
             alive = await stack.enter_async_context(ActiveController(self._config, addresses))
             phantoms = Phantoms(job.phantoms, alive)
-            real = {n: at for n, at in seen.brokers.items() if n not in phantoms.ids}
+            real = {n: at for n, at in present.brokers.items() if n not in phantoms.ids}
             if not real:
                 raise ConfigError("the new cluster has no live broker: start it first")
             configs = await new_cluster.configs_of_broker(cluster, min(real))
@@ -146,14 +146,14 @@ class ClusterRestore:
             await checks.check_controllers(controller, free_id, self._principal, self._bootstrap)
             handover = await stack.enter_async_context(
                 opened_handover(
-                    self._config, order.topics, seen.cluster_id, take_over=order.take_over
+                    self._config, order.topics, present.cluster_id, take_over=order.take_over
                 )
             )
             topics = order.topics
             if handover is not None:
-                topics = await handover.as_continued(topics, seen.topics)
+                topics = await handover.as_continued(topics, present.topics)
                 await handover.check_journal(topics)
-            plan = await self._planned(cluster, controller, seen, real, phantoms, topics)
+            plan = await self._planned(cluster, controller, present, real, phantoms, topics)
             if handover is not None:
                 plan = replace(plan, archive=handover.in_words())
             if plan.has_local_history:
@@ -162,7 +162,7 @@ class ClusterRestore:
             address = HostPort(order.advertise or order.listen.host, order.listen.port)
             notes = (
                 *phantoms_notes(listener, address, phantoms.ids),
-                *brokers_notes(configs, seen.topics),
+                *brokers_notes(configs, present.topics),
                 *await self._missing_rights(cluster, plan),
             )
             yield _Run(
@@ -178,26 +178,26 @@ class ClusterRestore:
         except ConfigError as error:
             raise ConfigError(f"{error}. {checks.PADDING_HINT}") from None
 
-    async def _padding_run(self, cluster: Cluster, seen: FoundTopics, job: RestoreJob) -> _Run:
+    async def _padding_run(self, cluster: Cluster, present: FoundTopics, job: RestoreJob) -> _Run:
         """A run without phantoms, which asks no controller."""
-        plan = await planned_padding(cluster, self._order.topics, seen)
+        plan = await planned_padding(cluster, self._order.topics, present)
         try:
-            configs = await new_cluster.configs_of_broker(cluster, min(seen.brokers))
+            configs = await new_cluster.configs_of_broker(cluster, min(present.brokers))
         except ClusterError as error:
             if not is_refusal(error):
                 raise
             configs = None
         notes = (
             *padding_notes(),
-            *brokers_notes(configs, seen.topics),
+            *brokers_notes(configs, present.topics),
             *await self._missing_rights(cluster, plan),
         )
         none = partial(ActiveController, self._config, ())
         nobody, no_phantoms = none(), Phantoms((), none())
         return _Run(
             self._config, self._order, self._say, job, cluster, nobody, no_phantoms,
-            InterBrokerListener("", 0), seen.brokers, replace(plan, notes=notes), PhantomSecurity(),
-            ProducerIds(cluster, nobody, none, no_phantoms, ()),
+            InterBrokerListener("", 0), present.brokers, replace(plan, notes=notes),
+            PhantomSecurity(), ProducerIds(cluster, nobody, none, no_phantoms, ()),
         )  # fmt: skip
 
     async def _missing_rights(self, cluster: Cluster, plan: RestorePlan) -> list[str]:
@@ -212,17 +212,17 @@ class ClusterRestore:
     def _bootstrap(self) -> str:
         return self._config.cluster.bootstrap or ""
 
-    def _job(self, seen: FoundTopics) -> RestoreJob:
+    def _job(self, present: FoundTopics) -> RestoreJob:
         job, order = read_restore_job(self._order.state_file), self._order
         read_at_ms, at_state = order.state.read_at_ms, order.at_state
         by_padding = order.by is RestoreBy.PADDING
         if job is None:
-            phantoms = () if by_padding else new_identities(seen.brokers)
-            return RestoreJob(seen.cluster_id, read_at_ms, phantoms, at_state=at_state)
-        if job.cluster_id != seen.cluster_id:
+            phantoms = () if by_padding else new_identities(present.brokers)
+            return RestoreJob(present.cluster_id, read_at_ms, phantoms, at_state=at_state)
+        if job.cluster_id != present.cluster_id:
             raise ConfigError(
                 f"{self._order.state_file} belongs to the restore of cluster {job.cluster_id}, "
-                f"and this is cluster {seen.cluster_id}: name another file with --state"
+                f"and this is cluster {present.cluster_id}: name another file with --state"
             )
         if job.is_unfinished and (job.read_at_ms, job.at_state) != (read_at_ms, at_state):
             option = f"with --at {job.read_at_ms}" if job.at_state else "without --at"
@@ -236,24 +236,24 @@ class ClusterRestore:
                 "the cluster: finish it without --by padding"
             )
         if not by_padding and not job.phantoms:
-            job = replace(job, phantoms=new_identities(seen.brokers))
+            job = replace(job, phantoms=new_identities(present.brokers))
         return replace(job, read_at_ms=read_at_ms, at_state=at_state)
 
     async def _planned(
         self,
         cluster: Cluster,
         controller: ActiveController,
-        seen: FoundTopics,
+        present: FoundTopics,
         real: Mapping[int, HostPort],
         phantoms: Phantoms,
         archived: Sequence[LostTopic],
     ) -> RestorePlan:
         names = {topic.name for topic in archived}
-        some = {name: topic for name, topic in seen.topics.items() if name in names}
-        found = await new_cluster.with_offsets(cluster, some, phantoms.ids)
-        epochs = epochs_to_ask(archived, found)
-        found = await new_cluster.with_epoch_ends(cluster, found, epochs)
-        plan = plan_restore(archived, found, sorted(real), phantoms.ids)
+        some = {name: topic for name, topic in present.topics.items() if name in names}
+        with_ends = await new_cluster.with_offsets(cluster, some, phantoms.ids)
+        epochs = epochs_to_ask(archived, with_ends)
+        with_ends = await new_cluster.with_epoch_ends(cluster, with_ends, epochs)
+        plan = plan_restore(archived, with_ends, sorted(real), phantoms.ids)
         refused = await checks.refused_by_controller(controller, plan)
         topics = (
             PlannedTopic(one.archived, TopicAction.REFUSE, why=refused[one.name])
@@ -445,8 +445,8 @@ class _Run:
 
     async def _hand_over(self) -> None:
         """No partition that was created here has a leader yet that takes records."""
-        kept = self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
-        topics = [topic.archived for topic in kept if topic.archived.goes_on]
+        planned = self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
+        topics = [topic.archived for topic in planned if topic.archived.goes_on]
         if self.handover is None or not topics:
             return
         await self.handover.run(topics, await self._topic_ids([topic.name for topic in topics]))
@@ -455,9 +455,9 @@ class _Run:
         """A broker may be a moment behind the controller."""
         async with asyncio.timeout(_QUIET_MAX_S):
             while True:
-                seen = await new_cluster.read_placements(self.cluster, names)
-                if len(seen.topics) == len(names):
-                    return {name: topic.topic_id for name, topic in seen.topics.items()}
+                present = await new_cluster.read_placements(self.cluster, names)
+                if len(present.topics) == len(names):
+                    return {name: topic.topic_id for name, topic in present.topics.items()}
                 await asyncio.sleep(_QUIET_LOOK_S)
 
     def _goals(self) -> dict[Place, PartitionGoal]:
@@ -484,10 +484,10 @@ class _Run:
 
     async def _strays(self) -> dict[Place, PartitionGoal]:
         """Partitions of any topic with a phantom among the replicas; they begin at 0."""
-        seen = await new_cluster.read_placements(self.cluster)
+        present = await new_cluster.read_placements(self.cluster)
         goals = self._goals()
-        found = {}
-        for topic in seen.topics.values():
+        strays = {}
+        for topic in present.topics.values():
             for number, partition in topic.partitions.items():
                 if not set(partition.replicas) & set(self.phantoms.ids):
                     continue
@@ -495,8 +495,8 @@ class _Run:
                 spare = [n for n in sorted(self.brokers) if n not in real]
                 replicas = (*real, *spare[: len(partition.replicas) - len(real)])
                 as_new = PartitionGoal(0, 0, replicas)
-                found[topic.name, number] = goals.get((topic.name, number), as_new)
-        return found
+                strays[topic.name, number] = goals.get((topic.name, number), as_new)
+        return strays
 
     async def _quiet(self, server: PhantomServer) -> None:
         """Until the brokers have closed their connections: else each of them logs a warning."""
@@ -512,11 +512,11 @@ class _Run:
     # --- afterwards ---
     async def _prove(self) -> tuple[dict[Place, PlacedPartition], list[str]]:
         """Asks the real leaders. A partition that does not begin where it should is a fault."""
-        kept = list(self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP))
-        seen = await new_cluster.read_placements(self.cluster, [topic.name for topic in kept])
-        found = await new_cluster.with_offsets(self.cluster, seen.topics, self.phantoms.ids)
-        epochs = epochs_to_ask([topic.archived for topic in kept], found)
-        found = await new_cluster.with_epoch_ends(self.cluster, found, epochs)
+        planned = list(self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP))
+        present = await new_cluster.read_placements(self.cluster, [topic.name for topic in planned])
+        with_ends = await new_cluster.with_offsets(self.cluster, present.topics, self.phantoms.ids)
+        epochs = epochs_to_ask([topic.archived for topic in planned], with_ends)
+        with_ends = await new_cluster.with_epoch_ends(self.cluster, with_ends, epochs)
         old_ends = {
             (topic.name, one.partition): one.log_end_offset
             for topic in self.order.state.topics
@@ -524,10 +524,10 @@ class _Run:
         }
         restored: dict[Place, PlacedPartition] = {}
         faults: list[str] = []
-        for topic in kept:
+        for topic in planned:
             for number, one in enumerate(topic.archived.partitions):
                 place, end = (topic.name, number), one.end_offset
-                partition = found[topic.name].partitions[number]
+                partition = with_ends[topic.name].partitions[number]
                 if place in self.unproven:
                     faults.append(self.unproven[place])
                     continue
@@ -561,8 +561,8 @@ class _Run:
     async def _set_configs_after_padding(self) -> list[str]:
         """Not of a topic that is not proven: a run again needs those of padding."""
         unproven = {topic for topic, _ in self.unproven}
-        kept = self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
-        configs = {one.name: configs_afterwards(one) for one in kept if one.name not in unproven}
+        planned = self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
+        configs = {one.name: configs_afterwards(one) for one in planned if one.name not in unproven}
         return await rights.set_topic_configs(self.cluster, configs)
 
     async def _commit(self, groups: GroupPlan) -> list[str]:

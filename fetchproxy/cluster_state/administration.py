@@ -104,7 +104,7 @@ async def read_quotas(cluster: Cluster) -> tuple[QuotaState, ...]:
         lambda one: call_decoded(one, request, DescribeClientQuotasResponse)
     )
     raise_for(response.error_code, "DescribeClientQuotas")
-    found = [
+    quotas = [
         QuotaState(
             tuple(sorted((part.entity_type, part.entity_name) for part in entry.entity)),
             value.key,
@@ -113,7 +113,7 @@ async def read_quotas(cluster: Cluster) -> tuple[QuotaState, ...]:
         for entry in response.entries or ()
         for value in entry.values
     ]
-    return tuple(sorted(found, key=lambda one: (str(one.entity), one.key)))
+    return tuple(sorted(quotas, key=lambda one: (str(one.entity), one.key)))
 
 
 async def read_scram_users(cluster: Cluster) -> tuple[str, ...]:
@@ -138,12 +138,12 @@ async def read_broker_configs(cluster: Cluster, missing: MissingParts) -> NamedV
     response = await cluster.ask_any(
         lambda one: call_decoded(one, request, DescribeConfigsResponse)
     )
-    found: dict[str, str | None] = {}
+    configs: dict[str, str | None] = {}
     for result in response.results:
         raise_for(result.error_code, "DescribeConfigs of all brokers")
-        found.update(
+        configs.update(
             {c.name: c.value for c in result.configs if c.config_source == _DYNAMIC_OF_ALL_BROKERS}
         )
-    if secret := [name for name, value in found.items() if value is None]:
+    if secret := [name for name, value in configs.items() if value is None]:
         missing.add(f"broker settings {in_words(secret)}", "brokers give out no secret values")
-    return tuple(sorted((name, value) for name, value in found.items() if value is not None))
+    return tuple(sorted((name, value) for name, value in configs.items() if value is not None))

@@ -41,7 +41,7 @@ async def read_groups(cluster: Cluster, missing: MissingParts) -> tuple[GroupWit
         return groups, holes
 
     groups, holes = await from_all_coordinators(cluster, read)
-    for hole in holes.found:
+    for hole in holes.parts:
         missing.add(hole.what, hole.why, hole.right)
     return tuple(sorted(groups, key=lambda group: group.group_id))
 
@@ -54,23 +54,23 @@ async def _coordinated(connection: BrokerConnection, holes: MissingParts) -> lis
     kinds = {one.group_id: _kind(one.group_type) for one in response.groups}
     for group_id in [group_id for group_id, kind in kinds.items() if kind is None]:
         holes.add(f"group {group_id}", "it is of a kind that this fetchproxy does not know")
-    found: list[GroupWithOffsets] = []
+    groups: list[GroupWithOffsets] = []
     refused: list[str] = []
     share = sorted(group_id for group_id, kind in kinds.items() if kind is GroupKind.SHARE)
     known = {g: kind for g, kind in kinds.items() if kind and kind is not GroupKind.SHARE}
     for some in pieces(sorted(known), GROUPS_PER_LOOK):
         committed = await _offsets(connection, some, refused)
-        found += [GroupWithOffsets(g, known[g], offsets) for g, offsets in committed.items()]
+        groups += [GroupWithOffsets(g, known[g], offsets) for g, offsets in committed.items()]
     for some in pieces(share, GROUPS_PER_LOOK):
         try:
             of_share = await _share_offsets(connection, some, refused)
         except ClusterError as error:
             holes.note(f"the offsets of share groups ({in_words(share)})", error, _GROUP_RIGHT)
             break
-        found += [GroupWithOffsets(one, GroupKind.SHARE, of_share[one]) for one in of_share]
+        groups += [GroupWithOffsets(one, GroupKind.SHARE, of_share[one]) for one in of_share]
     if refused:
         holes.add(f"groups {in_words(refused)}", "the brokers refuse their offsets", _GROUP_RIGHT)
-    return [group for group in found if group.offsets]
+    return [group for group in groups if group.offsets]
 
 
 def _kind(name: str | None) -> GroupKind | None:
@@ -90,11 +90,11 @@ async def _offsets(
         for group_id in group_ids
     ]
     responses = await call_all(connection, requests, OffsetFetchResponse, _error_and_offsets)
-    found = {}
+    offsets_by_group = {}
     for group_id, (error_code, offsets) in zip(group_ids, responses, strict=True):
         if not _is_refused(error_code, group_id, refused):
-            found[group_id] = offsets
-    return found
+            offsets_by_group[group_id] = offsets
+    return offsets_by_group
 
 
 def _error_and_offsets(response: Any) -> tuple[int, tuple[OffsetOfGroup, ...]]:
@@ -133,17 +133,17 @@ async def _share_offsets(
     key = ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS
     version = connection.version_of(key)
     [payload] = await connection.send(key, version, [b"".join(_share_request(group_ids))])
-    found = {}
+    offsets_by_group = {}
     try:
         cursor = response_body(payload, key, version)
         cursor.int32()  # throttle time
         for _ in range(cursor.count(_FLEXIBLE) or 0):
             group_id, offsets, error_code = _share_group(cursor)
             if not _is_refused(error_code, group_id, refused):
-                found[group_id] = offsets
+                offsets_by_group[group_id] = offsets
     except WireError as error:
         raise ClusterError(f"DescribeShareGroupOffsets is malformed: {error}") from None
-    return found
+    return offsets_by_group
 
 
 def _share_request(group_ids: Iterable[str]) -> Iterator[bytes]:

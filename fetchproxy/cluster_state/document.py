@@ -179,9 +179,9 @@ def _state(fields: JsonFields) -> ClusterState:
 def _each(
     fields: JsonFields, name: str, number_max: int, read: Callable[[JsonFields], T]
 ) -> Iterator[T]:
-    found = fields.objects(name)
-    _at_most(name, len(found), number_max)
-    for number, entry in enumerate(found):
+    entries = fields.objects(name)
+    _at_most(name, len(entries), number_max)
+    for number, entry in enumerate(entries):
         try:
             yield read(entry)
         except CorruptSegment as error:
@@ -256,9 +256,9 @@ def _missing(fields: JsonFields) -> MissingPart:
 
 
 def _named_values(fields: JsonFields, name: str) -> NamedValues:
-    found = sorted(fields.mapping(name).items())
-    _at_most(name, len(found), STATE_ENTRIES_MAX)
-    return tuple((_legal_text(name, key), _legal_text(name, value)) for key, value in found)
+    pairs = sorted(fields.mapping(name).items())
+    _at_most(name, len(pairs), STATE_ENTRIES_MAX)
+    return tuple((_legal_text(name, key), _legal_text(name, value)) for key, value in pairs)
 
 
 def _text(fields: JsonFields, name: str) -> str:

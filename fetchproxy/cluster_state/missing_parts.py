@@ -38,7 +38,7 @@ class MissingParts:
     """The holes of one state, in the order in which they were found."""
 
     def __init__(self) -> None:
-        self.found: list[MissingPart] = []
+        self.parts: list[MissingPart] = []
 
     def note(self, what: str, error: ClusterError, right: str = "") -> None:
         """`right`: what would have to be allowed, if the broker refuses. Raises `error` itself if
@@ -54,8 +54,8 @@ class MissingParts:
 
     def add(self, what: str, why: str, right: str = "") -> None:
         part = MissingPart(what, why, right)
-        if part not in self.found:
-            self.found.append(part)
+        if part not in self.parts:
+            self.parts.append(part)
 
     async def part(self, what: str, right: str, read: Awaitable[T], nothing: T) -> T:
         """The result of `read`; `nothing` if it is missing. Raises as `note`."""

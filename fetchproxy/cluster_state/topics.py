@@ -80,7 +80,7 @@ async def read_topics(cluster: Cluster, missing: MissingParts) -> tuple[TopicSta
 async def _replication_factors(cluster: Cluster, topics: Sequence[TopicInfo]) -> dict[str, int]:
     """The largest of a topic's partitions."""
     of_topic = MetadataRequest.MetadataRequestTopic
-    found: dict[str, int] = {}
+    factors: dict[str, int] = {}
     for some in _of_so_many_partitions(topics):
         request = MetadataRequest(
             topics=[of_topic(name=topic.name, topic_id=ZERO_UUID) for topic in some],
@@ -93,10 +93,10 @@ async def _replication_factors(cluster: Cluster, topics: Sequence[TopicInfo]) ->
             return await call_decoded(connection, request, MetadataResponse)
 
         for topic in (await cluster.ask_any(ask)).topics:
-            found[topic.name] = max(
+            factors[topic.name] = max(
                 (len(one.replica_nodes) for one in topic.partitions), default=-1
             )
-    return found
+    return factors
 
 
 def _of_so_many_partitions(topics: Sequence[TopicInfo]) -> Iterator[list[TopicInfo]]:
@@ -120,13 +120,13 @@ async def _ends(
         for number in sorted(topic.leaders)
     ]
     now = asyncio.get_running_loop().time()
-    found = await cluster.fetch_log_offsets(tps, not_older_than=now)
+    offsets_by_partition = await cluster.fetch_log_offsets(tps, not_older_than=now)
     epochs = {topic.name: topic.leaders for topic in topics}
     ends: dict[str, list[PartitionState]] = {}
     failed: dict[str, list[TopicIdPartition]] = {}
     errors: dict[str, ClusterError] = {}
     async for tp in cooperative(tps):
-        log_offsets = found[tp]
+        log_offsets = offsets_by_partition[tp]
         if isinstance(log_offsets, LogOffsets):
             start, end = log_offsets.log_start_offset, log_offsets.high_watermark
             epoch = epochs[tp.topic][tp.partition][1]
@@ -145,7 +145,7 @@ async def _ends(
 async def _configs(
     cluster: Cluster, names: Sequence[str], missing: MissingParts
 ) -> Mapping[str, _Configs]:
-    found: dict[str, _Configs] = {}
+    configs_by_topic: dict[str, _Configs] = {}
     refused: list[str] = []
     for some in pieces(names, TOPICS_PER_REQUEST):
         try:
@@ -158,14 +158,14 @@ async def _configs(
                 refused.append(result.resource_name)
             elif result.error_code not in _GONE:
                 raise_for(result.error_code, f"DescribeConfigs of {result.resource_name}")
-                found[result.resource_name] = _Configs(
+                configs_by_topic[result.resource_name] = _Configs(
                     _of_source(result.configs, lambda source: source == _OF_TOPIC),
                     _of_source(result.configs, lambda source: source not in (_OF_TOPIC, _DEFAULT)),
                 )
     if refused:
         what = f"the settings of topics {in_words(refused)}"
         missing.add(what, "the brokers refuse them", _CONFIGS_RIGHT)
-    return found
+    return configs_by_topic
 
 
 def _ask_configs(names: Sequence[str]) -> Callable[[BrokerConnection], Any]:
@@ -199,19 +199,19 @@ async def read_producer_id_max(
     async def ask(
         connection: BrokerConnection, topics: Mapping[TopicIdPartition, TopicInfo]
     ) -> Mapping[TopicIdPartition, int | ClusterError]:
-        found: dict[TopicIdPartition, int | ClusterError] = {}
+        ids_or_errors: dict[TopicIdPartition, int | ClusterError] = {}
         for some in pieces(topics, PARTITIONS_PER_REQUEST):
-            found.update(await _producer_ids(connection, some))
-        return found
+            ids_or_errors.update(await _producer_ids(connection, some))
+        return ids_or_errors
 
-    found = await cluster.ask_leaders(tps, ask)
-    errors = {tp.topic: one for tp, one in found.items() if isinstance(one, ClusterError)}
+    outcomes = await cluster.ask_leaders(tps, ask)
+    errors = {tp.topic: one for tp, one in outcomes.items() if isinstance(one, ClusterError)}
     if errors:
         error = next(iter(errors.values()))
         denied = error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         what = f"producers' ids in {in_words(errors)}"
         missing.add(what, str(error), _PRODUCERS_RIGHT if denied else "")
-    ids = [one for one in found.values() if not isinstance(one, ClusterError)]
+    ids = [one for one in outcomes.values() if not isinstance(one, ClusterError)]
     return max(ids, default=PRODUCER_ID_UNKNOWN)
 
 
@@ -229,14 +229,14 @@ async def _producer_ids(
     )
     response = await call_decoded(connection, request, DescribeProducersResponse)
     nothing = ClusterError("DescribeProducers was answered without the partition")
-    found: dict[TopicIdPartition, int | ClusterError] = dict.fromkeys(tps, nothing)
+    ids_or_errors: dict[TopicIdPartition, int | ClusterError] = dict.fromkeys(tps, nothing)
     for topic in response.topics:
         for one in topic.partitions:
             what, code = f"DescribeProducers of {topic.name}", one.error_code
             ids = (producer.producer_id for producer in one.active_producers)
             place = by_topic.get(topic.name, {}).get(one.partition_index)
             if place is not None and code:
-                found[place] = ClusterError(f"{what}: {error_text(code)}", code)
+                ids_or_errors[place] = ClusterError(f"{what}: {error_text(code)}", code)
             elif place is not None:
-                found[place] = max(ids, default=PRODUCER_ID_UNKNOWN)
-    return found
+                ids_or_errors[place] = max(ids, default=PRODUCER_ID_UNKNOWN)
+    return ids_or_errors

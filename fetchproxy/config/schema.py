@@ -501,7 +501,7 @@ class PricesConfig(Section):
     """US dollars for a GB (10⁹ bytes) in the store for a month."""
 
     @property
-    def given(self) -> bool:
+    def are_set(self) -> bool:
         """Whether requests or bytes have a price."""
         return any((self.get_usd_per_1000, self.put_usd_per_1000, self.egress_usd_per_gb))
 

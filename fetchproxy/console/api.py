@@ -105,36 +105,36 @@ ENDPOINTS = (
         "/api/topics",
         "Topics by name, with sums over all their partitions",
         TopicRow,
-        lambda rows, given, query: rows.topics(query),
+        lambda rows, places, query: rows.topics(query),
         sorts=tuple(TOPIC_SORTS),
     ),
     Endpoint(
         "/api/topics/{topic}/partitions",
         "Partitions of a topic by number",
         PartitionStatus,
-        lambda rows, given, query: rows.partitions(given["topic"], query),
+        lambda rows, places, query: rows.partitions(places["topic"], query),
         sorts=tuple(PARTITION_SORTS),
     ),
     Endpoint(
         "/api/topics/{topic}/partitions/{partition}/segments",
         "Archived segments of a partition by offset",
         ArchivedSegment,
-        lambda rows, given, query: rows.segments(
-            given["topic"], _number(given["partition"]), query
+        lambda rows, places, query: rows.segments(
+            places["topic"], _number(places["partition"]), query
         ),
     ),
     Endpoint(
         "/api/topics/{topic}/timeline",
         "The days from which records of a topic are archived, on the brokers, or lost",
         TimelineSpan,
-        lambda rows, given, query: rows.timeline_of_topic(given["topic"], query),
+        lambda rows, places, query: rows.timeline_of_topic(places["topic"], query),
     ),
     Endpoint(
         "/api/topics/{topic}/partitions/{partition}/timeline",
         "The days from which records of a partition are archived, on the brokers, or lost",
         TimelineSpan,
-        lambda rows, given, query: rows.timeline(
-            given["topic"], _number(given["partition"]), query
+        lambda rows, places, query: rows.timeline(
+            places["topic"], _number(places["partition"]), query
         ),
     ),
     Endpoint(
@@ -142,44 +142,44 @@ ENDPOINTS = (
         "Of which days the records of all topics are archived, on the brokers, or lost; as of the "
         "last minute",
         TimelineSpan,
-        lambda rows, given, query: rows.timeline_of_all(query),
+        lambda rows, places, query: rows.timeline_of_all(query),
     ),
     Endpoint(
         "/api/history",
         "Figures of the last hours, one sample per minute, the oldest first",
         Sample,
-        lambda rows, given, query: rows.history(query),
+        lambda rows, places, query: rows.history(query),
     ),
     Endpoint(
         "/api/readers",
         "Who reads history and what it costs, those with most bytes first",
         ReaderRow,
-        lambda rows, given, query: rows.readers(query),
+        lambda rows, places, query: rows.readers(query),
     ),
     Endpoint(
         "/api/groups",
         "Consumer groups of connected clients by name, with the cost of their clients",
         GroupRow,
-        lambda rows, given, query: rows.groups(query),
+        lambda rows, places, query: rows.groups(query),
     ),
     Endpoint(
         "/api/conditions",
         "Conditions, the worst first",
         Condition,
-        lambda rows, given, query: rows.conditions(query),
+        lambda rows, places, query: rows.conditions(query),
     ),
     Endpoint(
         "/api/log",
         "The last minutes of the log, the newest first, with secrets masked",
         LogLine,
-        lambda rows, given, query: rows.log(query),
+        lambda rows, places, query: rows.log(query),
         guarded=True,
     ),
     Endpoint(
         "/api/process",
         "Versions, settings with secrets masked, limits and clocks: a row for each process",
         ProcessRow,
-        lambda rows, given, query: rows.process(query),
+        lambda rows, places, query: rows.process(query),
         guarded=True,
     ),
 )

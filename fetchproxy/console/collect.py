@@ -143,7 +143,7 @@ class _Row:
         return same and log_offsets == self.log_offsets
 
 
-class _Found(NamedTuple):
+class _Findings(NamedTuple):
     """All conditions, the worst first, and values derived from them."""
 
     conditions: tuple[Condition, ...]
@@ -292,7 +292,7 @@ class StatusCollector:
         """Adds the figures of now to the history."""
         status = await self(ONLY_TOTALS)
         accounts = self.storage.accounts
-        history_bytes = accounts.others.served_bytes + accounts.own.served_bytes
+        history_bytes = accounts.others.served_bytes + accounts.this_process.served_bytes
         async for account in cooperative(accounts.clients()):
             history_bytes += account.served_bytes
         has_partitions = bool(self._tps)
@@ -411,14 +411,14 @@ class StatusCollector:
         yield from published.merged(self._stored, now)
         yield from self._partitions.conditions()
 
-    async def _knowledge(self, now: float) -> _Found:
+    async def _knowledge(self, now: float) -> _Findings:
         conditions = list(self._health.all(now))
         moment, tail = Moment(now, self.sources.clock_ms()), self.cluster is not None
         if len(conditions) <= CONDITIONS_ON_THE_LOOP_MAX:
             return _in_words(conditions, moment, tail)
         return await asyncio.to_thread(_in_words, conditions, moment, tail)
 
-    async def _outlook(self, knowledge: _Found, least_times: LeastTimes) -> Outlook:
+    async def _outlook(self, knowledge: _Findings, least_times: LeastTimes) -> Outlook:
         archives = self.sources.archiver() is not None
         look = partial(
             outlook, knowledge.conditions, least_times, knowledge.moment, archives=archives
@@ -562,13 +562,13 @@ def _by_name_if_new(
     return None if known_tps == known_rows.keys() else sorted(known_tps, key=_by_name)
 
 
-def _in_words(conditions: Iterable[Condition], moment: Moment, tail: bool) -> _Found:
+def _in_words(conditions: Iterable[Condition], moment: Moment, tail: bool) -> _Findings:
     """All conditions, with secrets in URLs masked."""
     masked = worst_first(
         replace(condition, what=mask_text(condition.what)) for condition in conditions
     )
     in_words = problems(masked, moment, tail=tail)
-    return _Found(
+    return _Findings(
         masked, headlines(masked), missing(masked), dict(counts(masked)), in_words, moment
     )
 

@@ -194,7 +194,7 @@ PARTITION_SORTS: Mapping[str, Callable[[Any], Any]] = {
 def cost_of(account: ReaderAccount, prices: PricesConfig) -> dict[str, Any]:
     """The fields of `Cost`. Pure."""
     usd = None
-    if prices.given:
+    if prices.are_set:
         requests = account.gets * prices.get_usd_per_1000
         requests += (account.lists + account.puts) * prices.put_usd_per_1000
         usd = round(requests / 1000 + account.store_bytes / _GB * prices.egress_usd_per_gb, 6)
@@ -381,7 +381,7 @@ class Rows:
     async def readers(self, query: PageQuery) -> Page:
         """Those with most bytes first."""
         skipped_count = skipped_rows(query)
-        accounts = [*self.accounts.clients(), self.accounts.others, self.accounts.own]
+        accounts = [*self.accounts.clients(), self.accounts.others, self.accounts.this_process]
         await a_turn()
         largest = await asyncio.to_thread(
             heapq.nlargest, skipped_count + query.limit + 1, accounts, _bytes
@@ -411,7 +411,9 @@ class Rows:
         names = await asyncio.to_thread(heapq.nsmallest, query.limit + 1, later)
         rows = [
             GroupRow(
-                **cost_of(sums.get(name) or ReaderAccount(self.accounts.own.client), self.prices),
+                **cost_of(
+                    sums.get(name) or ReaderAccount(self.accounts.this_process.client), self.prices
+                ),
                 group=name,
                 clients=len(clients[name]),
             )

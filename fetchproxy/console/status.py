@@ -530,7 +530,7 @@ class PartitionsHealth:
             ):
                 results[tp] = view, await partition_health(self.records, self.rlmm, tp)
         self._results = results
-        self._note({one for _, found in results.values() for one in found})
+        self._note({one for _, labels in results.values() for one in labels})
         if len(self._sound_ends) > len(tps):
             known_tps = set(tps)
             self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in known_tps}

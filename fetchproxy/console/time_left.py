@@ -38,9 +38,9 @@ class TimeLeft:
         before, self._retention = self._retention, {}
         due: list[str] = []
         for name in sorted(set(topics)):
-            if (heard := before.get(name)) is not None:
-                self._retention[name] = heard
-            if heard is None or now - heard[0] > RETENTION_ASKED_AGAIN_S:
+            if (earlier := before.get(name)) is not None:
+                self._retention[name] = earlier
+            if earlier is None or now - earlier[0] > RETENTION_ASKED_AGAIN_S:
                 due.append(name)
         due.sort(key=lambda name: before.get(name, _NOT_HEARD)[0])  # none waits for ever
         for name in due[:TOPICS_ASKED_A_LOOK]:

@@ -345,7 +345,7 @@ class _Transactions:
         self._place = place
         self._group = group
         self._origin = origin
-        self._sent: dict[int, Any] = {}  # by the source's offset
+        self._deliveries: dict[int, Any] = {}  # by the source's offset
         self._bytes = 0
         self._times = (_TIMESTAMP_MAX, _TIMESTAMP_MIN)  # least and greatest of unsent records
         self.records = 0
@@ -354,10 +354,10 @@ class _Transactions:
         names = ("key", "value", "offset", "headers", "timestamp")
         columns = [batch.column(name).to_pylist() for name in names]
         for key, value, offset, headers, timestamp in zip(*columns, strict=True):
-            if not self._sent:
+            if not self._deliveries:
                 self._producer.begin_transaction()
             self._part_if_too_far(timestamp)
-            self._sent[offset] = self._producer.send(
+            self._deliveries[offset] = self._producer.send(
                 self._place.topic,
                 value=_or_null(value),
                 key=key,
@@ -366,7 +366,10 @@ class _Transactions:
                 timestamp_ms=timestamp,
             )
             self._bytes += len(key or b"") + len(value or b"")
-            if len(self._sent) >= TRANSACTION_RECORDS_MAX or self._bytes >= TRANSACTION_BYTES_MAX:
+            if (
+                len(self._deliveries) >= TRANSACTION_RECORDS_MAX
+                or self._bytes >= TRANSACTION_BYTES_MAX
+            ):
                 self._commit(offset + 1)
 
     def _part_if_too_far(self, timestamp: int) -> None:
@@ -391,20 +394,22 @@ class _Transactions:
     @property
     def refused_from(self) -> int | None:
         """The source's offset of the first record that the brokers have refused."""
-        return next((offset for offset, delivery in self._sent.items() if delivery.failed()), None)
+        return next(
+            (offset for offset, delivery in self._deliveries.items() if delivery.failed()), None
+        )
 
     def commit_if_sent(self, next_offset: int) -> None:
-        if self._sent:
+        if self._deliveries:
             self._commit(next_offset)
 
     def _commit(self, next_offset: int) -> None:
         come_to = OffsetAndMetadata(next_offset, self._origin, -1)
         self._producer.send_offsets_to_transaction({self._place: come_to}, self._group)
         self._producer.commit_transaction()
-        for delivery in self._sent.values():
+        for delivery in self._deliveries.values():
             delivery.get(timeout=0)  # raises the send's error; all sends have ended
-        self.records += len(self._sent)
-        self._sent, self._bytes, self._times = {}, 0, (_TIMESTAMP_MAX, _TIMESTAMP_MIN)
+        self.records += len(self._deliveries)
+        self._deliveries, self._bytes, self._times = {}, 0, (_TIMESTAMP_MAX, _TIMESTAMP_MIN)
 
 
 def kafka_settings(config: ClusterConfig) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Mirrored:
 
     @property
     def is_complete(self) -> bool:
-        return not self.failures and not any(partition.kept for partition in self.partitions)
+        return not self.failures and not any(partition.source_lost for partition in self.partitions)
 
     @property
     def has_faults(self) -> bool:
@@ -298,7 +298,7 @@ class Deleted:
 
     @property
     def is_complete(self) -> bool:
-        return not self.failures and not any(partition.kept for partition in self.partitions)
+        return not self.failures and not any(partition.remaining for partition in self.partitions)
 
 
 def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:

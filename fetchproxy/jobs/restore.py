@@ -146,19 +146,19 @@ async def _restore_group(
 
 
 async def _not_encrypted(archive: StoredArchive, tps: Iterable[TopicIdPartition]) -> list[str]:
-    rsm, found = archive.storage.rsm, list[str]()
+    rsm, plain_keys = archive.storage.rsm, list[str]()
 
     async def look(segment: RemoteLogSegmentMetadata) -> None:
         # One that cannot be opened now is served to nobody, and `verify` says why.
         with suppress(RemoteStorageError, CorruptSegment):
             if not await rsm.check_metadata(segment):
-                found.append(rsm.object_key(segment, SegmentFile.LOG))
+                plain_keys.append(rsm.object_key(segment, SegmentFile.LOG))
 
     if rsm.encrypts:
         for tp in tps:
             segments = archive.rlmm.list_remote_log_segments(tp)
             await for_each((one for one in segments if one.is_finished), look, PARTITIONS_AT_ONCE)
-    return found
+    return plain_keys
 
 
 async def _refresh_local_indexes(config: Config, tps: Iterable[TopicIdPartition]) -> None:

@@ -192,7 +192,7 @@ def repair(
         "repair",
         partial(stored_archive, for_executors(config), writes=True),
         partial(_repair_partition, dry_run),
-        name=lambda found: found[0].subject,
+        name=lambda pair: pair[0].subject,
     )
     outcome = runner.each(partitions, work, on_result)
     return outcome, 0 if dry_run else in_loop(_uploads_removed(config))

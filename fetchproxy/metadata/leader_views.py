@@ -191,16 +191,16 @@ class _Checked:
         # If the leader reports no epochs, it is not asked again until there is another leader.
         self.leader_epoch = compared.leader_epoch if self._tells else known_epoch
         self._responses = compared.responses
-        self._seen: PartitionView | None = None
+        self._whole_view: PartitionView | None = None
         self._view: PartitionView | None = None
         self._view_end = 0
         self.lacks_response = False  # the last view needs another response of the leader
         self.begins_again = False  # the leader's log has no record of the last view
 
     def show(self, view: PartitionView) -> PartitionView:
-        if view is not self._seen or self._view is None:
+        if view is not self._whole_view or self._view is None:
             end = self._shared_end(view)
-            self._seen, self._view, self._view_end = view, view.up_to(end), end
+            self._whole_view, self._view, self._view_end = view, view.up_to(end), end
         return self._view
 
     def _shared_end(self, view: PartitionView) -> int:

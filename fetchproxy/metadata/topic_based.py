@@ -121,7 +121,7 @@ class TopicFollower:
         self._read_max_ms = read_max_ms
         self._topic_name = ""
         self._partitions: list[_LogPartition] = []  # empty before the log was opened
-        self._kept = KeptEvents(cache_dir)
+        self._cached_events = KeptEvents(cache_dir)
         self._opening = FreshReads[None, None](self._open)
         self._reads = FreshReads(self._read)
         self._loading = asyncio.Lock()
@@ -130,7 +130,7 @@ class TopicFollower:
     async def __aenter__(self) -> Self:
         """Raises ConfigError for a log that must not be used; retries a log that is away later."""
         async with AsyncExitStack() as stack:
-            for part in (self._kept, self._opening, self._reads):
+            for part in (self._cached_events, self._opening, self._reads):
                 await stack.enter_async_context(part)
             try:
                 await self._open_tables()
@@ -219,7 +219,7 @@ class TopicFollower:
         try:
             async with self._within("metadata topic"):
                 topic = await self._log.open()
-            positions, tps = await self._kept.open(topic.topic_id)
+            positions, tps = await self._cached_events.open(topic.topic_id)
         except ConfigError as error:
             raise RemoteStorageError(str(error)) from error
         self._topic_name = topic.name
@@ -263,7 +263,7 @@ class TopicFollower:
                 partition.position = offset + 1
             partition.position = max(partition.position, chunk.next_offset)
             if not partition.problems:
-                self._kept.passed(number, partition.position)
+                self._cached_events.passed(number, partition.position)
         lag.set(0)
 
     async def _take(self, partition: _LogPartition, offset: int, value: bytes) -> None:
@@ -286,7 +286,7 @@ class TopicFollower:
             return
         table.take(event)
         if not partition.problems:
-            self._kept.note(tp, [event], offset + 1)
+            self._cached_events.note(tp, [event], offset + 1)
 
     def _note_problem(self, partition: _LogPartition, offset: int, error: CorruptSegment) -> None:
         """The event may be about any partition with events here, and about any of its offsets.
@@ -312,7 +312,7 @@ class TopicFollower:
             if (table := partition.tables.get(tp)) is not None:
                 return table
             if tp in partition.unloaded:
-                table, cached = await self._kept.load(tp)
+                table, cached = await self._cached_events.load(tp)
                 if cached.metadata_topic_offset > partition.position:
                     partition.skip_below[tp] = cached.metadata_topic_offset
                 elif cached.damaged:
@@ -340,7 +340,7 @@ class TopicFollower:
                 if event.topic_id_partition == table.tp and table.apply(event):
                     events.append(event)
             position = max(position, chunk.next_offset)
-        self._kept.note(table.tp, events, partition.position)
+        self._cached_events.note(table.tp, events, partition.position)
 
 
 async def _forget_empty(partition: _LogPartition, is_gone: Callable[[UUID], bool]) -> None:

@@ -49,7 +49,7 @@ class TopicDescriptions:
                 self._read[key] = version, None
 
         new = [stored for stored in listed if stored.key not in self._read]
-        await for_each(new, lambda found: read(found.key, found.version), _READ_AT_ONCE)
+        await for_each(new, lambda stored: read(stored.key, stored.version), _READ_AT_ONCE)
         descriptions = [
             description for _, description in self._read.values() if description is not None
         ]

@@ -61,7 +61,7 @@ class TimestampLookup:
     _loads: SegmentLoads
     _steps: LoopSteps
     _unasked_max_s: float
-    _found: LRUCache[_Target, FoundRecord] = field(default_factory=lambda: LRUCache(FOUND_MAX))
+    _records: LRUCache[_Target, FoundRecord] = field(default_factory=lambda: LRUCache(FOUND_MAX))
     # By segment and base offset.
     _searched: LRUCache[tuple[int, int], None] = field(
         default_factory=lambda: LRUCache(SEARCHED_BATCHES_MAX)
@@ -120,7 +120,7 @@ class TimestampLookup:
         segment = metadata.segment_id.id.int
         from_offset = max(metadata.start_offset, view.raised_log_start)
         target = segment, timestamp_ms, from_offset, metadata.end_offset
-        if (cached := self._found.get(target)) is not None:
+        if (cached := self._records.get(target)) is not None:
             return cached
         layout = self._memory.layout(metadata)
         if layout is None:
@@ -139,7 +139,7 @@ class TimestampLookup:
             return None
         _, record = _search_short(chunk, header, need, target)
         if record is not None:
-            self._found[target] = record
+            self._records[target] = record
         return record
 
     async def _search(
@@ -176,7 +176,7 @@ class TimestampLookup:
                 break
             record = await self._search_at(NeedChunk(metadata, layout, number), target, client)
             if record is not None:
-                self._found[target] = record
+                self._records[target] = record
                 return record
             number += 1  # all its records with such a timestamp lie below `from_offset`
         return None
@@ -192,7 +192,7 @@ class TimestampLookup:
             if header is None:
                 return None
             record: FoundRecord | None
-            if (record := self._found.get(target)) is not None:  # by another client meanwhile
+            if (record := self._records.get(target)) is not None:  # by another client meanwhile
                 return record
             is_searched, record = self._search_times(header, target)
             if not is_searched:
@@ -229,7 +229,7 @@ class TimestampLookup:
         self, chunk: Chunk, header: BatchHeader, need: NeedChunk, target: _Target
     ) -> FoundRecord | None:
         """Other work goes in between. If cancelled, it ends at its next step."""
-        if (cached := self._found.get(target)) is not None:
+        if (cached := self._records.get(target)) is not None:
             return cached
         is_searched, record = self._search_times(header, target)
         if is_searched:  # another client has made the table meanwhile
@@ -239,7 +239,7 @@ class TimestampLookup:
         if batch in self._searched and self._memory.times(*batch) is None:
             times_search = BatchTimesSearch(chunk.view, header)
             await self._run(times_search, need)
-            if times_search.found is None:
+            if times_search.position is None:
                 self._memory.keep_times(*batch, times_search.times)
                 is_searched, record = self._search_times(header, target)
                 if is_searched:
@@ -247,7 +247,7 @@ class TimestampLookup:
         self._searched[batch] = None
         search = _search(chunk, header, target)
         await self._run(search, need)
-        return _found(search, header)
+        return _record_of(search, header)
 
     async def _run(self, search: BatchSearch, need: NeedChunk) -> None:
         loop = asyncio.get_running_loop()
@@ -313,8 +313,8 @@ def _search(chunk: Chunk, header: BatchHeader, target: _Target) -> BatchSearch:
     return BatchSearch(chunk.view, header, timestamp_ms, from_offset)
 
 
-def _found(search: BatchSearch, header: BatchHeader) -> FoundRecord | None:
-    return None if search.found is None else (*search.found, header.partition_leader_epoch)
+def _record_of(search: BatchSearch, header: BatchHeader) -> FoundRecord | None:
+    return None if search.position is None else (*search.position, header.partition_leader_epoch)
 
 
 def _search_short(
@@ -327,4 +327,4 @@ def _search_short(
         search = _search(chunk, header, target)
         if search.room is not None:
             at_once(search.steps(search.unpack()))
-    return search.room is None, _found(search, header)
+    return search.room is None, _record_of(search, header)

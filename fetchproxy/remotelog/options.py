@@ -179,15 +179,15 @@ class TopicChoice:
 class TriggerLimits:
     """The most stored bytes and offsets of one micro-batch; 0: no limit.
 
-    A batch of fewer than `offsets_min` offsets waits for more, up to `delay_max_ms`. `given`: the
-    names of the given options.
+    A batch of fewer than `offsets_min` offsets waits for more, up to `delay_max_ms`. `names`: of
+    the options that set them.
     """
 
     bytes_max: int = 0
     offsets_max: int = 0
     offsets_min: int = 0
     delay_max_ms: int = TRIGGER_DELAY_MAX_MS
-    given: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class SourceOptions:
 
 def parse_options(texts: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
     """Option names may have any case. Raises ConfigError, naming the option."""
-    options = _Given({name.lower(): value for name, value in texts.items()})
+    options = _Options({name.lower(): value for name, value in texts.items()})
     if (refused := next((_REFUSED[n] for n in options.values if n in _REFUSED), None)) is not None:
         raise ConfigError(
             f"remotelog: {refused}: {REFUSED_KAFKA_OPTIONS[refused]}; take the option out"
@@ -262,7 +262,7 @@ def parse_options(texts: Mapping[str, str], *, streaming: bool = False) -> Sourc
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Options:
     """`values` by lower-case name."""
 
     values: Mapping[str, str]
@@ -310,7 +310,7 @@ class _Given:
             raise ConfigError(f"remotelog: {name} is not JSON: {error}") from None
 
 
-def _store(options: _Given) -> str:
+def _store(options: _Options) -> str:
     """`load(path)` sets the store too."""
     store, path = options.text("store"), options.text("path")
     if store and path and store != path:
@@ -320,7 +320,7 @@ def _store(options: _Given) -> str:
     return store or path or ""
 
 
-def _trigger(options: _Given, *, streaming: bool) -> TriggerLimits:
+def _trigger(options: _Options, *, streaming: bool) -> TriggerLimits:
     stream_options = tuple(name for name in _STREAM_ONLY_OPTIONS if options.text(name) is not None)
     if stream_options and not streaming:
         raise ConfigError(
@@ -331,7 +331,7 @@ def _trigger(options: _Given, *, streaming: bool) -> TriggerLimits:
         offsets_max=options.number("maxOffsetsPerTrigger", 0, 0),
         offsets_min=options.number("minOffsetsPerTrigger", 0, 0),
         delay_max_ms=options.duration_ms("maxTriggerDelay", TRIGGER_DELAY_MAX_MS),
-        given=stream_options,
+        names=stream_options,
     )
     if limits.offsets_max and limits.offsets_min > limits.offsets_max:
         raise ConfigError(
@@ -340,7 +340,7 @@ def _trigger(options: _Given, *, streaming: bool) -> TriggerLimits:
     return limits
 
 
-def _topics(options: _Given) -> TopicChoice:
+def _topics(options: _Options) -> TopicChoice:
     names = options.either("topics", "subscribe")
     pattern = options.either("topicPattern", "subscribePattern")
     assign = options.text("assign")
@@ -367,14 +367,14 @@ def _topics(options: _Given) -> TopicChoice:
     return TopicChoice(assigned=assigned)
 
 
-def _isolation(options: _Given) -> IsolationLevel:
+def _isolation(options: _Options) -> IsolationLevel:
     options.either("isolationLevel", "kafka.isolation.level")
     name = "isolationLevel" if options.text("isolationLevel") else "kafka.isolation.level"
     level = options.one_of(name, ("read_uncommitted", "read_committed"))
     return IsolationLevel[level.upper()]
 
 
-def _bound(options: _Given, side: str, default: BoundKind, *, streaming: bool) -> Bound:
+def _bound(options: _Options, side: str, default: BoundKind, *, streaming: bool) -> Bound:
     """Precedence as in Spark's source: a timestamp, timestamps by partition, offsets."""
     timestamp = f"{side}Timestamp"
     by_timestamp = f"{side}OffsetsByTimestamp"

@@ -141,7 +141,7 @@ async def _holes(storage: RemoteStorage, view: PartitionView, of_store: bool) ->
         return _clipped(missing_offsets(coverage, finished_offsets, gaps), (0, end - 1))
     # `look_at_offsets` reads finished offsets first: a copy or truncation under way is not a hole.
     async with StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
-        return (await look_at_offsets(objects, rlmm, view.tp)).found
+        return (await look_at_offsets(objects, rlmm, view.tp)).not_held
 
 
 def _clipped(not_held: NotHeld, offsets: Offsets) -> NotHeld:

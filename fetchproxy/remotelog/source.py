@@ -110,9 +110,9 @@ def rows_of(
 
 def check_stream(options: SourceOptions) -> None:
     """Raises ConfigError for limits with which this PySpark would end a query too early."""
-    if options.trigger.given and not ADMITS:
+    if options.trigger.names and not ADMITS:
         raise ConfigError(
-            f"remotelog: {options.trigger.given[0]}: needs PySpark 4.2 or newer, this is "
+            f"remotelog: {options.trigger.names[0]}: needs PySpark 4.2 or newer, this is "
             f"{pyspark.__version__}, which does not tell a source that a query is availableNow: "
             "with a limit the query would end too early without an error"
         )

@@ -95,9 +95,9 @@ class WatchedFile:
     A thread looks, because the file's disk may hang. A disk that hangs holds up only this thread.
     """
 
-    def __init__(self, path: Path | None, seen: Stamp) -> None:
+    def __init__(self, path: Path | None, stamp: Stamp) -> None:
         self._path = path
-        self._seen = seen
+        self._stamp = stamp
         self._look: asyncio.Future[tuple[Stamp, Any]] | None = None
         self._look_at = 0.0  # loop s
 
@@ -124,13 +124,13 @@ class WatchedFile:
         if not look.done():
             return None
         self._look = None
-        self._seen, newest_stamp = look.result()
+        self._stamp, newest_stamp = look.result()
         return cast("T | None", newest_stamp)
 
     def _read_if_changed(self, path: Path, read: Callable[[], T]) -> tuple[Stamp, T | None]:
         stamp = stamp_of(path)
-        if stamp is None or stamp == self._seen:
-            return self._seen, None
+        if stamp is None or stamp == self._stamp:
+            return self._stamp, None
         return stamp, read()
 
 

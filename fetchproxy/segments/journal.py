@@ -322,9 +322,9 @@ def _order(placed: PlacedEntry) -> tuple[int, int, int]:
 def by_partition(
     tables: Sequence[JournalTable],
 ) -> dict[TopicIdPartition, list[PlacedEntry]]:
-    found: dict[TopicIdPartition, list[PlacedEntry]] = {}
+    entries: dict[TopicIdPartition, list[PlacedEntry]] = {}
     for table in tables:
         for entry in table.entries:
             placed = PlacedEntry(table.place, entry)
-            found.setdefault(entry.tp, []).append(placed)
-    return found
+            entries.setdefault(entry.tp, []).append(placed)
+    return entries

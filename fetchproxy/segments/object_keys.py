@@ -364,10 +364,10 @@ def cluster_state_key(prefix: str, cluster_id: str, read_at_ms: int) -> str:
 def parse_cluster_state_key(prefix: str, key: str) -> tuple[str, int] | None:
     """The cluster's id, and the epoch ms of the state."""
     folder = cluster_states_folder(prefix)
-    found = _CLUSTER_STATE.fullmatch(key[len(folder) :])
-    if not key.startswith(folder) or found is None:
+    match = _CLUSTER_STATE.fullmatch(key[len(folder) :])
+    if not key.startswith(folder) or match is None:
         return None
-    read_at_ms, text = int(found[1]), found[2]
+    read_at_ms, text = int(match[1]), match[2]
     try:
         cluster_id = urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except ValueError:  # of base64, or of UTF-8
@@ -439,8 +439,8 @@ def parse_journal_key(prefix: str, key: str) -> tuple[UUID, int] | None:
     archiver = parse_uuid(name)
     if archiver is None or not (len(number) == _OFFSET_DIGITS and number.isdecimal()):
         return None
-    found = archiver, int(number)
-    return found if key.isascii() and found[1] <= _OFFSET_MAX else None
+    parsed = archiver, int(number)
+    return parsed if key.isascii() and parsed[1] <= _OFFSET_MAX else None
 
 
 def conditions_folder(prefix: str) -> str:

@@ -14,7 +14,9 @@ from fetchproxy.segments.leader_epochs import epoch_at
 
 
 def add_in_order(
-    kept: list[RemoteLogSegmentMetadata], segment: RemoteLogSegmentMetadata, settled_below: int = 0
+    in_order: list[RemoteLogSegmentMetadata],
+    segment: RemoteLogSegmentMetadata,
+    settled_below: int = 0,
 ) -> None:
     """Appends the part of `segment` that counts to `kept`, if it adds an offset.
 
@@ -22,8 +24,8 @@ def add_in_order(
     to be dead are clipped from earlier segments. Offsets below `settled_below` are not clipped: a
     person has said that they count.
     """
-    while kept and segment.start_offset <= kept[-1].end_offset:
-        before = kept[-1]
+    while in_order and segment.start_offset <= in_order[-1].end_offset:
+        before = in_order[-1]
         parted = first_difference(before, segment, settled_below)
         if parted is None:
             break
@@ -33,14 +35,14 @@ def add_in_order(
                 return
             segment = segment.clipped(parted - 1)
             break
-        kept.pop()
+        in_order.pop()
         if parted > before.start_offset:
             remaining_part = before.clipped(parted - 1)
-            if not kept or remaining_part.end_offset > kept[-1].end_offset:
-                kept.append(remaining_part)
+            if not in_order or remaining_part.end_offset > in_order[-1].end_offset:
+                in_order.append(remaining_part)
                 break
-    if not kept or segment.end_offset > kept[-1].end_offset:
-        kept.append(segment)
+    if not in_order or segment.end_offset > in_order[-1].end_offset:
+        in_order.append(segment)
 
 
 def first_difference(

@@ -493,6 +493,8 @@ def compact(entries: bytes, tp: TopicIdPartition, where: str) -> bytes:
             last, log_starts, history, deletion, restore = {}, {}, b"", b"", b""
         else:
             deletion = raw
-    kept = sorted((s == _FINISHED, start, s, raw) for s, start, raw in last.values() if s != _GONE)
+    lasting = sorted(
+        (s == _FINISHED, start, s, raw) for s, start, raw in last.values() if s != _GONE
+    )
     starts = [raw for _, raw in log_starts.values()]
-    return b"".join([history, *starts, deletion, restore, *(raw for *_, raw in kept)])
+    return b"".join([history, *starts, deletion, restore, *(raw for *_, raw in lasting)])

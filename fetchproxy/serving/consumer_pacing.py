@@ -82,7 +82,7 @@ TOPICS_SHOWN_MAX = 5
 _ALIKE_MAX = 100
 
 _Client = tuple[str, str]  # address, client id
-_Given = tuple[float, int]  # when a response left, its records
+_LastResponse = tuple[float, int]  # when a response left, its records
 
 
 def may_pause(software: str) -> bool:
@@ -105,14 +105,14 @@ class _Cycle:
 
     def __init__(self, begun_at: float) -> None:
         self.begun_at = begun_at
-        self.given = 0
+        self.delivered = 0
         self._points: list[tuple[float, int]] = []  # when a response left, records given before it
 
     def add(self, records: int, time: float) -> None:
         if self._points:  # other connections' responses may come in another order
             time = max(time, self._points[-1][0])
-        self._points.append((time, self.given))
-        self.given += records
+        self._points.append((time, self.delivered))
+        self.delivered += records
         if len(self._points) > _POINTS_MAX:
             self._points = [*self._points[:-1:2], self._points[-1]]
 
@@ -131,14 +131,14 @@ class _Cycle:
         """
         end = next((i for i, (at, _) in enumerate(self._points) if at > full_at + turn_s), None)
         points = self._points[:end]
-        given = self.given if end is None else self._points[end][1]
+        delivered = self.delivered if end is None else self._points[end][1]
         last_at, before_last = points[max(len(points) - last, 0)]
         low = 0.0
         for at, before in points:
             if last_at - at >= _SPAN_MIN_S:
                 low = max(low, (before_last - before - QUEUE_RECORDS) / (last_at - at))
         span = max(full_at + turn_s - points[0][0], 1e-3)
-        return low, max((given - QUEUE_RECORDS) / span, low)
+        return low, max((delivered - QUEUE_RECORDS) / span, low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Lately:
         """The most of one fetch."""
         return max(self._partitions, self._before[3])
 
-    def seen(self, now: float) -> tuple[float, float, int]:
+    def totals(self, now: float) -> tuple[float, float, int]:
         """Records/s, bytes/s, and the most partitions of one fetch."""
         if now - self._begun_at >= LATELY_S:
             self._roll_window(now)
@@ -232,7 +232,7 @@ class ConsumerPace:
         self._rests, self._rests_until = 0, -math.inf
 
     def fetch_wait_s(
-        self, now: float, responded_at: float, records: int, others: Sequence[_Given] = ()
+        self, now: float, responded_at: float, records: int, others: Sequence[_LastResponse] = ()
     ) -> float:
         """A fetch came; the response before it had `records`. Returns the fetch's wait, in s.
 
@@ -271,7 +271,7 @@ class ConsumerPace:
         """`last`: the number of last responses in the cycle, one of each connection."""
         cycle, self._cycle = self._cycle, _Cycle(now)
         self._taken_by = self._grown_at = now
-        if now - responded_at > PAUSE_MAX_S or cycle.given < QUEUE_RECORDS:
+        if now - responded_at > PAUSE_MAX_S or cycle.delivered < QUEUE_RECORDS:
             return
         self.pauses += 1
         low, high = cycle.rate(responded_at, self._turn_s, last)
@@ -287,7 +287,7 @@ class ConsumerPace:
             self._too_fast = taken * (1 + 1 - _NEAR)
             self._misses += 1
         else:
-            mean = cycle.given / (now - cycle.begun_at)
+            mean = cycle.delivered / (now - cycle.begun_at)
             self._natural = max(mean, self._natural * 0.7)
             if now < self._rests_until:
                 return
@@ -384,9 +384,9 @@ class Consumer:
     consumer_pace: ConsumerPace
     readers: dict[int | None, Reader]  # its connections, by the broker
 
-    def given(self, but: Reader) -> list[_Given]:
+    def unfollowed_responses(self, but: Reader) -> list[_LastResponse]:
         """The last responses of its other connections that no fetch has followed yet."""
-        others = (reader.given for reader in self.readers.values() if reader is not but)
+        others = (reader.last_response for reader in self.readers.values() if reader is not but)
         return [other for other in others if other[1]]
 
     def topics(self) -> set[bytes]:
@@ -404,7 +404,7 @@ class Consumer:
         records = size_bytes = 0.0
         partitions, counted = 0, True
         for reader in self.readers.values():
-            of_reader = reader.lately.seen(now)
+            of_reader = reader.lately.totals(now)
             records, size_bytes = records + of_reader[0], size_bytes + of_reader[1]
             partitions += of_reader[2]
             counted = counted and of_reader[2] <= reader.partitions_max
@@ -464,7 +464,7 @@ class Reader:
         pauses = consumer_pace.pauses
         now = self._consumer_paces.clock()
         silent = now - self._responded_at >= PAUSE_MIN_S
-        others = self._consumer.given(self) if silent else ()
+        others = self._consumer.unfollowed_responses(self) if silent else ()
         due_in = consumer_pace.fetch_wait_s(now, self._responded_at, records, others)
         CLIENT_PAUSES.inc(consumer_pace.pauses - pauses)
         if due_in:
@@ -499,7 +499,7 @@ class Reader:
         self._responded_at = self._consumer_paces.clock()
 
     @property
-    def given(self) -> _Given:
+    def last_response(self) -> _LastResponse:
         """Its last response, if no fetch has followed it; the records are estimated by its
         bytes.
         """
@@ -520,20 +520,20 @@ class Reader:
         """The records of the last response: the advance of the fetch's offsets, which are dense
         enough. A partition that the fetch does not name may wait in the client's pause.
         """
-        advanced, seen = 0, self._offsets
+        advanced, offsets = 0, self._offsets
         for key, entry in partitions.items():
             offset = fetch_offset(entry)
-            step = offset - seen.get(key, offset)
+            step = offset - offsets.get(key, offset)
             if 0 < step <= _ADVANCE_MAX:
                 advanced += step
-            seen[key] = offset
+            offsets[key] = offset
         if self._has_others(len(partitions)):
-            self._offsets = {key: seen[key] for key in partitions}
+            self._offsets = {key: offsets[key] for key in partitions}
         return advanced
 
     def _has_others(self, named: int) -> bool:
         """Most offsets are of partitions that the client does not name any more."""
-        kept = len(self._offsets)
-        if kept <= _OFFSETS_KEPT_MIN:
+        known_offsets = len(self._offsets)
+        if known_offsets <= _OFFSETS_KEPT_MIN:
             return False
-        return kept > 2 * max(named, self.lately.partitions) + _OFFSETS_KEPT_MIN
+        return known_offsets > 2 * max(named, self.lately.partitions) + _OFFSETS_KEPT_MIN

@@ -393,16 +393,16 @@ class Listener:
             for number, session in enumerate(list(self._sessions), 1):
                 if session in self._sessions:  # else its client has gone since the last pause
                     session.look(self.clock())
-                    if kept := session.kept_bytes:
-                        sizes.append((kept, session))
+                    if total_bytes := session.kept_bytes:
+                        sizes.append((total_bytes, session))
                 if not number % SWEPT_AT_ONCE:
                     await asyncio.sleep(0)
-            kept, kept_max = (
-                sum(kept for kept, _ in sizes),
+            total_bytes, kept_max = (
+                sum(total_bytes for total_bytes, _ in sizes),
                 self.config.connection_buffers_bytes_max,
             )
-            CONNECTION_BUFFERS_BYTES.set(kept)
-            self.accumulated.leave_to_others(kept - self.accumulated.total, kept_max)
+            CONNECTION_BUFFERS_BYTES.set(total_bytes)
+            self.accumulated.leave_to_others(total_bytes - self.accumulated.total, kept_max)
             for session in to_close(sizes, kept_max):
                 session.give_up()
 

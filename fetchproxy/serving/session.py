@@ -412,8 +412,8 @@ class ClientSession(ClientProtocol):
     def kept_bytes(self) -> int:
         """Bytes in memory: unsent, incomplete requests and responses, and the client's pace."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        kept = self.requests.kept_bytes + self.share.kept_bytes + self.upstream.kept_bytes
-        return unsent + kept
+        others = self.requests.kept_bytes + self.share.kept_bytes + self.upstream.kept_bytes
+        return unsent + others
 
     # -- responses ---------------------------------------------------------------------------------
     def write_to_client(self, data: Buffer) -> None:

@@ -91,10 +91,10 @@ def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memory
     if plain is None or transport.get_write_buffer_size():
         return pieces
     try:
-        sent = os.writev(plain.fileno(), first_bytes(pieces, SENT_BYTES_MAX)[:_SENT_PIECES_MAX])
+        size = os.writev(plain.fileno(), first_bytes(pieces, SENT_BYTES_MAX)[:_SENT_PIECES_MAX])
     except OSError:
         return pieces
-    return without_first(pieces, sent)
+    return without_first(pieces, size)
 
 
 def is_reset(transport: asyncio.BaseTransport) -> bool:

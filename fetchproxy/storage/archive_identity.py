@@ -226,10 +226,10 @@ class OwnIdentity:
         self._prefix = prefix
         self._manager = manager
         self._must_exist = must_exist
-        self._seen: ArchiveIdentity | None = None
+        self._identity: ArchiveIdentity | None = None
         self.is_mirror = False  # as last read
         self._generation: UUID | None = None  # as first read: it never changes
-        self._seen_at = float("-inf")
+        self._identity_at = float("-inf")
         self._making = asyncio.Lock()  # several copies may begin at once
         self._cluster_id: str | None = None  # of this process; None: it belongs to no cluster
         self._looks = SingleFlight[ArchiveIdentity | None]()
@@ -240,7 +240,7 @@ class OwnIdentity:
 
     async def check(self) -> None:
         """Read it if unknown. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError."""
-        if self._seen is None and await self.look() is None and self._expected:
+        if self._identity is None and await self.look() is None and self._expected:
             raise ArchiveMissing(
                 "there is no archive at store.url: a wrong prefix, a missing mount, an emptied "
                 "bucket, or no archiver has made one yet"
@@ -249,14 +249,14 @@ class OwnIdentity:
     async def check_still_there(self) -> None:
         """For a caller that got an empty response from the store. Raises as `check`."""
         now = asyncio.get_running_loop().time()
-        if self._expected and now - self._seen_at > LOOK_AGE_MAX_S:
-            self._seen = None
+        if self._expected and now - self._identity_at > LOOK_AGE_MAX_S:
+            self._identity = None
             await self.check()
 
     @property
     def was_handed_over(self) -> bool:
         """As last read. An archive that was never another cluster's continues no topic."""
-        return self._seen is not None and self._seen.handed_over is not None
+        return self._identity is not None and self._identity.handed_over is not None
 
     def belongs_to(self, cluster_id: str | None) -> None:
         """From now on this process works for that cluster: `check_owner` compares. None: it has
@@ -273,20 +273,22 @@ class OwnIdentity:
         if self._cluster_id is None:
             return
         oldest = asyncio.get_running_loop().time() - age_max_s
-        while self._seen is None or self._seen_at < oldest:  # the shared look may have begun before
+        while (
+            self._identity is None or self._identity_at < oldest
+        ):  # the shared look may have begun before
             if await self._looks.run(None, self.look) is None:
                 return await self.check()
 
     async def check_to_put(self, age_max_s: float = LOOK_AGE_MAX_S) -> None:
         """`age_max_s`: see `check_owner`."""
         await self.check()
-        if self._seen is None:
+        if self._identity is None:
             async with self._making:
                 await self._make()
         await self.check_owner(age_max_s)
 
     async def _make(self) -> None:
-        if self._seen is None:
+        if self._identity is None:
             no_identity = encode_identity(ArchiveIdentity())
             await self._store.put_new(self._prefix + LAYOUT_OBJECT, no_identity)
             await self.look()
@@ -299,13 +301,17 @@ class OwnIdentity:
             if identity is not None:
                 self._compare(identity)
         except BaseException:
-            self._seen = None
+            self._identity = None
             raise
         if identity is None:
-            self._seen = None
+            self._identity = None
         else:
             self._generation = self._generation or identity.generation
-            self._seen, self._seen_at, self.is_mirror = identity, began_at, identity.is_mirror
+            self._identity, self._identity_at, self.is_mirror = (
+                identity,
+                began_at,
+                identity.is_mirror,
+            )
         return identity
 
     async def create(self, identity: ArchiveIdentity) -> ArchiveIdentity:
@@ -315,13 +321,13 @@ class OwnIdentity:
         await check_listings(self._store, self._prefix)
         await self._store.put_new(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()
-        if self._seen is None:
+        if self._identity is None:
             raise ArchiveMissing(f"{LAYOUT_OBJECT} was written, but is not there")
-        return self._seen
+        return self._identity
 
     async def state(self, identity: ArchiveIdentity) -> None:
         """Replace the archive's identity. Raises as `look`; at a new place as `create`."""
-        if self._seen is None:
+        if self._identity is None:
             await check_listings(self._store, self._prefix)
         await self._store.put(self._prefix + LAYOUT_OBJECT, encode_identity(identity))
         await self._settle()

@@ -484,10 +484,10 @@ class ArchiveObjects:
     async def list_journals(self) -> AsyncIterator[tuple[UUID, int, StoredObject]]:
         """Every object of every archiver's journal, by archiver and number."""
         await self._identity.check()
-        async for found in self._listed(keys.journals_folder(self._prefix)):
-            parsed = keys.parse_journal_key(self._prefix, found.key)
+        async for stored in self._listed(keys.journals_folder(self._prefix)):
+            parsed = keys.parse_journal_key(self._prefix, stored.key)
             if parsed is not None:
-                yield *parsed, found
+                yield *parsed, stored
 
     # --- mirrors: the places of the archive's copies, as `fetchproxy mirror` made them ------------
 

@@ -520,8 +520,8 @@ class RemoteStorageManagerContract:
     async def test_deletion_is_complete_and_can_be_repeated(
         self, storage: RemoteStorage, store: ObjectStore, data: LogSegmentData
     ) -> None:
-        kept, gone = segment(0, segment_id=1), segment(10, segment_id=2)
-        for metadata in (kept, gone):
+        remaining, gone = segment(0, segment_id=1), segment(10, segment_id=2)
+        for metadata in (remaining, gone):
             await storage.rsm.copy_log_segment_data(metadata, data)
             await storage.objects.put_segment_metadata(metadata, b"m")
         before = await keys_of(store.list(""))
@@ -532,4 +532,4 @@ class RemoteStorageManagerContract:
         ]
         with pytest.raises(ObjectNotFound):
             await storage.rsm.fetch_log_segment(gone, ByteRange(0, 1))
-        assert await storage.rsm.fetch_log_segment(kept, ByteRange(0, 1)) == b"0"
+        assert await storage.rsm.fetch_log_segment(remaining, ByteRange(0, 1)) == b"0"

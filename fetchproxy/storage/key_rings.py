@@ -273,7 +273,7 @@ class FileKeyRing(KeyRing):
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
         self._path = path
-        self._seen = stamp_of(self._path)
+        self._stamp = stamp_of(self._path)
         self.keys = read_keys(path)  # as last read
         self._looks = SingleFlight[Keys]()
         self.health = Health()
@@ -290,7 +290,7 @@ class FileKeyRing(KeyRing):
 
     async def _look(self) -> Keys:
         try:
-            self._seen, self.keys = await asyncio.to_thread(self._read_if_changed)
+            self._stamp, self.keys = await asyncio.to_thread(self._read_if_changed)
         except ConfigError as error:
             message = f"The changed key ring cannot be used; the last keys stay in use: {error}"
             kind, path = Kind.KEY_RING_UNUSABLE, str(self._path)
@@ -305,7 +305,7 @@ class FileKeyRing(KeyRing):
     def _read_if_changed(self) -> tuple[Stamp, Keys]:
         """Raises ConfigError. A stamp from before the read: a later change is seen next time."""
         stamp = stamp_of(self._path)
-        if stamp == self._seen and stamp is not None:
+        if stamp == self._stamp and stamp is not None:
             return stamp, self.keys
         return stamp, read_keys(self._path)
 

@@ -143,9 +143,9 @@ class ReaderAccounts:
         self._series_max = series_max
         # The one that was not heard of for longest comes first.
         self._accounts: dict[Client, ReaderAccount] = {}
-        self._shown = 0
+        self._series_count = 0
         self.others = ReaderAccount(OTHER)
-        self.own = ReaderAccount(THIS_PROCESS)
+        self.this_process = ReaderAccount(THIS_PROCESS)
         self._of_others: _Series | None = None
 
     def __len__(self) -> int:
@@ -193,12 +193,14 @@ class ReaderAccounts:
 
     def _of(self, client: Client) -> tuple[ReaderAccount, _Series]:
         if client is THIS_PROCESS:
-            account = self.own
+            account = self.this_process
         else:
             known = self._accounts.pop(client, None)
             account = self._accounts[client] = self._begun(client) if known is None else known
             account.seen_at = asyncio.get_running_loop().time()
-        if account.series is None and (account is self.own or self._shown < self._series_max):
+        if account.series is None and (
+            account is self.this_process or self._series_count < self._series_max
+        ):
             self._publish_account(account)
         if account.series is not None:
             return account, account.series
@@ -254,10 +256,10 @@ class ReaderAccounts:
 
     def _publish_account(self, account: ReaderAccount) -> None:
         account.series = _Series(account.client)
-        self._shown += account is not self.own
+        self._series_count += account is not self.this_process
 
     def _hide(self, account: ReaderAccount) -> None:
         if account.series is not None:
             account.series.withdraw()
             account.series = None
-            self._shown -= 1
+            self._series_count -= 1

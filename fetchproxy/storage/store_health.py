@@ -381,9 +381,9 @@ class Refusals:
 
     def _keep(self, partition: TopicIdPartition, stays: Callable[[_Refused], bool]) -> None:
         refused = self._of.get(partition, {})
-        kept = {place: one for place, one in refused.items() if stays(one)}
-        if len(kept) < len(refused):
-            self._of[partition] = kept
+        staying = {place: one for place, one in refused.items() if stays(one)}
+        if len(staying) < len(refused):
+            self._of[partition] = staying
             self._report(partition)
 
     def _report(self, partition: TopicIdPartition) -> None:

@@ -42,7 +42,7 @@ class ReloadingContext:
     files: Sequence[Path]
 
     def __post_init__(self) -> None:
-        self._seen = self._stamps()
+        self._loaded_stamps = self._stamps()
         self._fault: str | None = None
         self._loaded = self.load()
         self.receive = memoryview(bytearray(RECEIVE_BYTES))
@@ -70,7 +70,7 @@ class ReloadingContext:
     async def look(self) -> None:
         """Reloads if a file has changed, or could not be used at the last look."""
         stamps = await asyncio.to_thread(self._stamps)
-        if stamps == self._seen and self._fault is None:
+        if stamps == self._loaded_stamps and self._fault is None:
             return
         try:
             loaded = await asyncio.to_thread(self.load)
@@ -85,7 +85,7 @@ class ReloadingContext:
             )
             return
         # Stamps from before the load: a file that changed meanwhile is loaded at the next look.
-        self._seen, self._loaded, self._fault = stamps, loaded, None
+        self._loaded_stamps, self._loaded, self._fault = stamps, loaded, None
         self._warned_at = None
         self.health.clear(Kind.TLS_FILES_UNUSABLE, self.place)
         TLS_RELOADS.labels(self.place).inc()

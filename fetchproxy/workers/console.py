@@ -79,7 +79,7 @@ class WorkersConsole(HttpConsole):
 
     async def _readyz(self, request: web.Request) -> web.Response:
         """200 if one worker is ready: it has the same ports as all others."""
-        statuses = [json.loads(text) for text in (await self._asked("/readyz")).values()]
+        statuses = [json.loads(text) for text in (await self._responses("/readyz")).values()]
         ready = not self._leaving() and any(one["ready"] for one in statuses)
         missing = sorted({name for status in statuses for name in status["missing"]})
         if not statuses:
@@ -88,7 +88,7 @@ class WorkersConsole(HttpConsole):
         return web.json_response(response, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        of_workers = await self._asked("/metrics")
+        of_workers = await self._responses("/metrics")
         of_parent = generate_latest(self._registry.restricted_registry(_OF_PARENT)).decode()
         text = await asyncio.to_thread(merged_metrics, of_workers, of_parent)
         return web.Response(body=text.encode(), headers={"Content-Type": _TEXT})
@@ -96,7 +96,7 @@ class WorkersConsole(HttpConsole):
     async def _status(self, request: web.Request) -> web.Response:
         if (refusal := refused_rows(request)) is not None:
             return refusal
-        texts = await self._asked(f"/api/status?{request.query_string}")
+        texts = await self._responses(f"/api/status?{request.query_string}")
         if not texts:
             return web.Response(status=503, text="no worker runs\n")
         text = await asyncio.to_thread(_merged_text, texts)
@@ -135,7 +135,7 @@ class WorkersConsole(HttpConsole):
             skipped = 0 if by_name else skipped_rows(query)
         except BadPage as error:
             return web.Response(status=400, text=f"{error}\n")
-        texts = await self._asked(f"{request.path}?limit={LIMIT_MAX}")
+        texts = await self._responses(f"{request.path}?limit={LIMIT_MAX}")
         if not texts:
             return web.Response(status=503, text="no worker runs\n")
         rows = await asyncio.to_thread(_merged_rows, merge, texts.values())
@@ -149,7 +149,7 @@ class WorkersConsole(HttpConsole):
         page = {"items": page_rows, "next": last if rows_after else None}
         return web.json_response(page)
 
-    async def _asked(self, path: str) -> dict[int, str]:
+    async def _responses(self, path: str) -> dict[int, str]:
         """The answers of all workers that give one, by number."""
         consoles = sorted(self._consoles.items())
         async with self._session() as session, asyncio.TaskGroup() as tasks:

@@ -64,8 +64,8 @@ class DrillOfAll:
         urls = {n: URL(f"{self.consoles[n]}{DRILL_PATH}?{query}", encoded=True) for n in numbers}
         async with self.session() as session, asyncio.TaskGroup() as tasks:
             requests = {n: tasks.create_task(_ask(session, method, urls[n])) for n in urls}
-        found = {number: request.result() for number, request in requests.items()}
-        return {number: response for number, response in found.items() if response is not None}
+        responses = {number: request.result() for number, request in requests.items()}
+        return {number: response for number, response in responses.items() if response is not None}
 
 
 async def _ask(session: aiohttp.ClientSession, method: str, url: URL) -> _WorkerResponse | None:

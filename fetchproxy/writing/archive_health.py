@@ -115,7 +115,7 @@ class OffsetsCheckResult:
 
     finished_offsets: FinishedOffsets | None
     damaged: CorruptSegment | None
-    found: NotHeld
+    not_held: NotHeld
 
 
 async def look_at_offsets(
@@ -156,12 +156,12 @@ async def look_at_offsets(
         )
 
     not_held = await look()
-    if not_held.found.missing:
+    if not_held.not_held.missing:
         not_held = await look()  # finds no fault if they were truncated or deleted meanwhile
-    if not_held.found.missing:
+    if not_held.not_held.missing:
         now = asyncio.get_running_loop().time()
         if await rlmm.partition_deletion(tp, now) is not None:
-            not_held = replace(not_held, found=replace(not_held.found, missing=()))
+            not_held = replace(not_held, not_held=replace(not_held.not_held, missing=()))
     return not_held
 
 
@@ -230,4 +230,4 @@ async def partition_health(
 ) -> list[Condition]:
     """All conditions of a partition that the store shows. Raises RemoteStorageError."""
     look = await look_at_offsets(records, rlmm, tp)
-    return offsets_in_words(tp, look.found) + metadata_in_words(rlmm, tp)
+    return offsets_in_words(tp, look.not_held) + metadata_in_words(rlmm, tp)

@@ -174,8 +174,8 @@ class ArchivePass(ArchiverParts):
             await for_each(tps, partial(self._try, spool, this), self.config.workers_max)
             if this.crashes:
                 raise ExceptionGroup("partitions crashed", this.crashes)
-            not_archived += [one for one in this.found if not one.may_succeed_again]
-            failures = [one for one in this.found if one.may_succeed_again]
+            not_archived += [one for one in this.partitions if not one.may_succeed_again]
+            failures = [one for one in this.partitions if one.may_succeed_again]
             tps = [partition.tp for partition in failures]
             if not failures or number == self.tries_max:
                 return not_archived + failures
@@ -193,7 +193,7 @@ class ArchivePass(ArchiverParts):
     async def _try(self, spool: Spool, this: _Round, tp: TopicIdPartition) -> None:
         if this.away is not None:
             cause = f"not tried, because others failed before: {this.away.cause}"
-            this.found.append(replace(this.away, tp=tp, offsets=None, cause=cause))
+            this.partitions.append(replace(this.away, tp=tp, offsets=None, cause=cause))
             return
         lost: list[Offsets] = []
         not_archived: list[NotArchived] = []
@@ -314,14 +314,14 @@ class _Round:
     """One try of several partitions. `away`: a failure, if store or brokers are away."""
 
     def __init__(self) -> None:
-        self.found: list[NotArchived] = []
+        self.partitions: list[NotArchived] = []
         self.crashes: list[Exception] = []
         self.away: NotArchived | None = None
         self._in_a_row = 0
 
     def note(self, not_archived: Iterable[NotArchived]) -> None:
         not_archived = list(not_archived)
-        self.found += not_archived
+        self.partitions += not_archived
         passing = next(
             (partition for partition in not_archived if partition.may_succeed_again), None
         )

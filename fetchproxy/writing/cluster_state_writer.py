@@ -92,14 +92,14 @@ class ClusterStateWriter:
         digest = await asyncio.to_thread(_digest, document)
         if digest == self._written:
             return
-        kept = await self._objects.list_cluster_states()
-        newest = state_at(kept, state.read_at_ms)
+        states = await self._objects.list_cluster_states()
+        newest = state_at(states, state.read_at_ms)
         if newest is None or not await self._suffices(newest, digest, state.read_at_ms):
             cluster_id, read_at_ms = state.cluster_id, state.read_at_ms
             written = await self._objects.put_cluster_state(cluster_id, read_at_ms, document)
             log.info("cluster_state_written", size_bytes=len(document), groups=len(state.groups))
             self._written, self._written_at_ms = digest, read_at_ms
-            await self._remove_old([*kept, written], read_at_ms)
+            await self._remove_old([*states, written], read_at_ms)
 
     async def _suffices(self, newest: ClusterStateObject, digest: bytes, now_ms: int) -> bool:
         """True: the newest state was read just now by another archiver, or says the same."""
@@ -116,9 +116,9 @@ class ClusterStateWriter:
             self._written, self._written_at_ms = digest, newest.read_at_ms
         return same
 
-    async def _remove_old(self, kept: list[ClusterStateObject], now_ms: int) -> None:
+    async def _remove_old(self, states: list[ClusterStateObject], now_ms: int) -> None:
         """A state that a wrong clock has put into the future stays until its time has come."""
-        past = [one for one in kept if one.read_at_ms <= now_ms]
+        past = [one for one in states if one.read_at_ms <= now_ms]
         try:
             for one in served_their_time(past, now_ms, self._retention_ms):
                 await self._objects.delete_cluster_state(one)

@@ -59,7 +59,7 @@ class PublishedPositions:
         self.key = self.objects.archiver_positions_key(self.instance)
         self._beat = 0
         self._failing = False
-        self._seen: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
+        self._versions: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -116,12 +116,12 @@ class PublishedPositions:
             async with asyncio.timeout(_WRITE_MAX_S):
                 seen_by_key: dict[str, tuple[str, float]] = {}
                 async for stored in self.objects.list_archiver_positions():
-                    version, since = self._seen.get(stored.key, ("", now))
+                    version, since = self._versions.get(stored.key, ("", now))
                     seen_by_key[stored.key] = (
                         stored.version,
                         since if version == stored.version else now,
                     )
-                self._seen = seen_by_key
+                self._versions = seen_by_key
                 for key, (_, since) in seen_by_key.items():
                     if key != self.key and now - since >= _ABANDONED_AFTER_S:
                         await self.objects.delete_archiver_positions(key)

@@ -279,7 +279,7 @@ class RemoteLogManager(ArchiverParts):
         self.watch = PartitionWatch(config, self.published_conditions, accumulated)
         self._woken = asyncio.Event()  # at the next wake-up of the workers
         self._discovered = False
-        self._found: list[TopicInfo] = []  # by the last discovery
+        self._topics: list[TopicInfo] = []  # by the last discovery
         self._discovery_error: str | None = None
         archiver, at_rest = self.uuid_factory(), self.storage.at_rest
         self.journal = (
@@ -400,10 +400,10 @@ class RemoteLogManager(ArchiverParts):
         failing = False
         while True:
             await asyncio.sleep(self.limits.discovery_interval_ms / 1000)
-            first = [partitions_of([topic])[0] for topic in self._found if topic.leaders]
+            first = [partitions_of([topic])[0] for topic in self._topics if topic.leaders]
             led = {tp.topic_id for tp in first if self._leadership.leads(tp)}
             try:
-                await self.recorder.record([t for t in self._found if t.topic_id in led])
+                await self.recorder.record([t for t in self._topics if t.topic_id in led])
                 failing = False
             except (ClusterError, RemoteStorageError) as error:
                 if not failing:  # once per outage
@@ -427,7 +427,7 @@ class RemoteLogManager(ArchiverParts):
                 log.info("stale_uploads_aborted", count=aborted)
 
     async def _discover(self, spool: Spool) -> None:
-        self._found = topics = await self.discovery.look()
+        self._topics = topics = await self.discovery.look()
         self._leadership.manage(topics)
         # One whose cleanup.policy has changed is managed anew, from the next discovery on.
         tps = [tp for tp in partitions_of(topics) if not self._has_other_policy(tp)]

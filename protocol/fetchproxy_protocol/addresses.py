@@ -392,8 +392,10 @@ _LOCATE: dict[int, Callable[[Cursor, int, Located], _Steps]] = {
     ApiKey.FIND_COORDINATOR: _in_find_coordinator,
     ApiKey.DESCRIBE_CLUSTER: _in_describe_cluster,
     ApiKey.PRODUCE: _in_produce,
-    ApiKey.SHARE_FETCH: lambda cursor, v, found: _behind_share_topics(cursor, v >= 1, True, found),
-    ApiKey.SHARE_ACKNOWLEDGE: lambda cursor, v, found: _behind_share_topics(
-        cursor, v >= 2, False, found
+    ApiKey.SHARE_FETCH: lambda cursor, v, located: _behind_share_topics(
+        cursor, v >= 1, True, located
+    ),
+    ApiKey.SHARE_ACKNOWLEDGE: lambda cursor, v, located: _behind_share_topics(
+        cursor, v >= 2, False, located
     ),
 }

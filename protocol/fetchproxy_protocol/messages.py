@@ -185,16 +185,16 @@ class Array(Composite):
         count, kind = cursor.count(flexible), self._kind
         if count is None:
             return None
-        found = []
+        elements = []
         for _ in range(count):
             cursor.read += 1
             if not cursor.read % ELEMENTS_PER_STEP:
                 yield
             if isinstance(kind, Plain):
-                found.append(kind.read(cursor, version, flexible))
+                elements.append(kind.read(cursor, version, flexible))
             else:
-                found.append((yield from kind.read(cursor, version, flexible)))
-        return found
+                elements.append((yield from kind.read(cursor, version, flexible)))
+        return elements
 
     def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> _Steps:
         kind = self._kind

@@ -430,7 +430,7 @@ class BatchSearch:
         self._from_offset = from_offset
         within = header.max_timestamp >= timestamp_ms and header.last_offset >= from_offset
         self.room: int | None = _FIRST_ROOM_BYTES if within else None
-        self.found: tuple[int, int] | None = None
+        self.position: tuple[int, int] | None = None
         self._left = min(header.records_count, SEARCHED_RECORDS_MAX)
         self._pos = 0  # of the next record
         self._offset_at = -1  # where the offset of the record before it is
@@ -472,7 +472,7 @@ class BatchSearch:
                 return
         self.room = None
         if self._left > 0 or self._header.records_count > SEARCHED_RECORDS_MAX:
-            self.found = self._first_unread(records), self._header.max_timestamp
+            self.position = self._first_unread(records), self._header.max_timestamp
 
     def _first_unread(self, records: Buffer) -> int:
         unread = self._header.base_offset
@@ -523,7 +523,7 @@ class BatchSearch:
         offset, timestamp = self._record(records, timestamp_delta, position, end)
         if timestamp < self._timestamp_ms or offset < self._from_offset:
             return False
-        self.found = offset, timestamp
+        self.position = offset, timestamp
         return True
 
     def _record(
@@ -595,4 +595,4 @@ def first_record_at_or_after(
     while search.room is not None:
         for _ in search.steps(search.unpack()):
             pass
-    return search.found
+    return search.position

@@ -128,7 +128,7 @@ async def serve_archive(
             lambda p: f"{p}-{next(ids)}",
             listener_context(config.gateway, config.tls),
             limits=replace(QUICK, **limits),
-            kept=KeptState(planted.storage.objects),
+            kept_state=KeptState(planted.storage.objects),
         ) as server,
     ):
         served = ServedArchive(server)

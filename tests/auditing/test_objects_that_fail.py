@@ -276,7 +276,7 @@ async def test_a_mirror_keeps_what_the_archive_may_still_have(tmp_path: Path) ->
     metadata = archive.key(archive.segments[1], SegmentFile.METADATA)
     source.failing = {metadata: FOR_GOOD}
     outcome = await mirrored(source, target, tmp_path)
-    assert (len(outcome.failed), outcome.removed, len(outcome.kept)) == (1, 0, 1)
+    assert (len(outcome.failed), outcome.removed, len(outcome.source_lost)) == (1, 0, 1)
     assert await target.get(metadata)
 
 
@@ -303,7 +303,7 @@ async def test_the_old_place_keeps_what_the_new_one_may_not_have(
     assert bad in [stored_object.key async for stored_object in source.list("archive/")]
     target.failing = {}
     outcome = await deleted()
-    assert (outcome.kept, outcome.unread) == ([], [])
+    assert (outcome.remaining, outcome.unread) == ([], [])
     assert bad not in [stored_object.key async for stored_object in source.list("archive/")]
 
 

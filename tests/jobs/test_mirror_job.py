@@ -177,7 +177,7 @@ async def test_what_the_archive_has_lost_stays_in_the_mirror(
     outcome = mirrored(a, b)
     [result] = outcome.partitions
     assert any("20 to 39" in fault.what for fault in result.faults)
-    assert len(result.kept) == 1
+    assert len(result.source_lost) == 1
     assert objects(b) == before
     assert mirrored(a, b, cut_over=True).refused == "not everything was copied"
 

@@ -141,7 +141,9 @@ async def test_all_readers_agree(
                     assert await states_of(restarted) == expected
                     assert await states_of(steady) == expected
                     if rng.random() < 0.4:
-                        async with restarted._follower._kept._disk:  # no write is in progress
+                        async with (
+                            restarted._follower._cached_events._disk
+                        ):  # no write is in progress
                             shutil.rmtree(snapshot)
                             shutil.copytree(cache, snapshot)
             if rng.random() < 0.5:

@@ -291,7 +291,7 @@ def test_the_table_of_a_batch_has_what_a_search_finds(
     sealed = reseal(batch)
     (header,) = walk(sealed)
     search = times_of(sealed, header)
-    assert search.found is None
+    assert search.position is None
     assert list(search.times.timestamps) == sorted(set(search.times.timestamps))
     for timestamp in (*stamps, other, header.max_timestamp):
         first_record = first_record_at_or_after(sealed, header, timestamp, start)
@@ -348,7 +348,7 @@ def test_a_search_pauses_between_pieces_of_records(codec: int) -> None:
     pauses = 0
     while search.room is not None:
         pauses += len(list(search.steps(search.unpack())))
-    assert search.found == (40 + count - 1, 1000 + count - 1)
+    assert search.position == (40 + count - 1, 1000 + count - 1)
     assert pauses >= 2
     assert search.work > 0
 

@@ -93,7 +93,7 @@ def test_the_page_says_of_each_what_the_code_does() -> None:
 def test_limits_of_a_stream_are_refused_in_a_batch(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name}: .*streams"):
         parsed(**{name: STREAMS_ALONE[name]})
-    assert parsed(streaming=True, **{name: STREAMS_ALONE[name]}).trigger.given == (name,)
+    assert parsed(streaming=True, **{name: STREAMS_ALONE[name]}).trigger.names == (name,)
 
 
 def test_the_place_may_be_a_path_but_not_two_places() -> None:

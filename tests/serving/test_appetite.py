@@ -365,14 +365,14 @@ def test_client_that_does_not_pause_has_no_pace() -> None:
 def test_lately_forgets_what_was_long_ago() -> None:
     lately = Lately(100.0)
     lately.add(100.0, 1_000, 10_000, 3)
-    assert lately.seen(100.0) == (1_000, 10_000, 3)  # over one second at least
-    assert lately.seen(102.0) == (500, 5_000, 3)
+    assert lately.totals(100.0) == (1_000, 10_000, 3)  # over one second at least
+    assert lately.totals(102.0) == (500, 5_000, 3)
     lately.add(106.0, 2_000, 20_000, 1)
-    assert lately.seen(110.0) == (300, 3_000, 3)  # over ten seconds
-    assert lately.seen(112.0) == (pytest.approx(2_000 / 6), pytest.approx(20_000 / 6), 1)
-    assert lately.seen(122.0) == (0, 0, 0)
+    assert lately.totals(110.0) == (300, 3_000, 3)  # over ten seconds
+    assert lately.totals(112.0) == (pytest.approx(2_000 / 6), pytest.approx(20_000 / 6), 1)
+    assert lately.totals(122.0) == (0, 0, 0)
     lately.add(1_000.0, 5_000, 50_000, 2)
-    assert lately.seen(1_000.0) == (1_000, 10_000, 2)
+    assert lately.totals(1_000.0) == (1_000, 10_000, 2)
 
 
 def test_of_very_many_partitions_only_the_bytes_are_known() -> None:

@@ -224,7 +224,7 @@ class Gateway:
             self.link.has_received,
             self.link.tells_responded,
             reader and (dict(reader._offsets), reader._responded_at, reader._response_bytes),
-            reader and (reader.given, reader._consumer.status(session._owner.clock())),
+            reader and (reader.last_response, reader._consumer.status(session._owner.clock())),
         )
 
 

@@ -56,7 +56,7 @@ class CountingStore(WrappedObjectStore):
 
 def total(replay: Replay, name: str) -> int:
     accounts = replay.accounts
-    every = [*accounts.clients(), accounts.others, accounts.own]
+    every = [*accounts.clients(), accounts.others, accounts.this_process]
     return sum(getattr(account, name) for account in every)
 
 
@@ -104,7 +104,7 @@ def test_the_accounts_of_a_thousand_clients_add_up_to_the_stores_own_counters() 
             assert account.client.address == reader.host
             assert account.served_bytes >= reader.size() == BATCHES * BATCH_BYTES
         # Nearly all of it was read for the clients, and not for the process itself.
-        assert replay.accounts.own.store_bytes < 0.02 * store.sent_bytes
+        assert replay.accounts.this_process.store_bytes < 0.02 * store.sent_bytes
 
     run_replay(
         *(SMALL_CACHE, main),

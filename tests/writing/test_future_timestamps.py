@@ -40,13 +40,13 @@ def view(partition: int, *newest_ms: int) -> PartitionView:
 def test_one_record_does_not_disarm_the_guard(future_ms: int) -> None:
     ahead_ms = NOW_MS + 30 * DAY_MS  # the wrong clock
     witness = ClockWitness()
-    witness.saw(view(0, NOW_MS), ahead_ms)
-    witness.saw(view(1, NOW_MS, future_ms), ahead_ms)
+    witness.note(view(0, NOW_MS), ahead_ms)
+    witness.note(view(1, NOW_MS, future_ms), ahead_ms)
     unsure = witness.doubt(ahead_ms, None)
     assert unsure is not None
     assert not unsure.sure
-    witness.saw(view(0, NOW_MS, NOW_MS + HOUR_MS), ahead_ms)  # it is written meanwhile
-    witness.saw(view(1, NOW_MS, future_ms, future_ms), ahead_ms)
+    witness.note(view(0, NOW_MS, NOW_MS + HOUR_MS), ahead_ms)  # it is written meanwhile
+    witness.note(view(1, NOW_MS, future_ms, future_ms), ahead_ms)
     sure = witness.doubt(ahead_ms, None)
     assert sure is not None
     assert sure.sure
@@ -54,11 +54,11 @@ def test_one_record_does_not_disarm_the_guard(future_ms: int) -> None:
 
 def test_a_partition_of_future_records_alone_lets_nothing_pass_unannounced() -> None:
     witness = ClockWitness()
-    witness.saw(view(0, YEAR_2100_MS, YEAR_2100_MS), NOW_MS)
+    witness.note(view(0, YEAR_2100_MS, YEAR_2100_MS), NOW_MS)
     doubt = witness.doubt(NOW_MS, None)
     assert doubt is not None
     assert not doubt.sure
-    witness.saw(view(1, NOW_MS), NOW_MS)
+    witness.note(view(1, NOW_MS), NOW_MS)
     assert witness.doubt(NOW_MS, None) is None
 
 
@@ -66,8 +66,8 @@ def test_the_hour_is_the_limit() -> None:
     for late_ms, counts in ((0, True), (1, False)):
         witness = ClockWitness()
         now_ms = NOW_MS + RECORDS_AHEAD_MAX_MS + HOUR_MS
-        witness.saw(view(0, NOW_MS), now_ms)
-        witness.saw(view(1, now_ms + FUTURE_MIN_MS + late_ms), now_ms)
+        witness.note(view(0, NOW_MS), now_ms)
+        witness.note(view(1, now_ms + FUTURE_MIN_MS + late_ms), now_ms)
         assert (witness.doubt(now_ms, None) is None) is counts
 
 

@@ -267,6 +267,6 @@ def test_half_of_a_partition_is_a_step_as_usual_and_a_byte_more_is_announced() -
 
 def test_records_without_timestamps_are_no_witnesses() -> None:
     witness = ClockWitness()
-    witness.saw(build_view(TP, [segment(1, 0, 9, newest_ms=-1)], 0.0), 10**15)
+    witness.note(build_view(TP, [segment(1, 0, 9, newest_ms=-1)], 0.0), 10**15)
     assert witness.doubt(10**15, None) is None
     assert witness.doubt(10**15, 10**15 - DAY_MS) is not None

@@ -152,9 +152,9 @@ class CommittedOffsets:
             commit.done, commit.failure = True, failure or commit.failure
         del self._waiting[: len(commits)]
 
-    def _limit_reached(self, kept: int, new: int, more_bytes: int) -> OffsetsFull | None:
+    def _limit_reached(self, present: int, new: int, more_bytes: int) -> OffsetsFull | None:
         """Offsets that are kept already may be committed again, whatever the limit."""
-        if new and kept + new > self._offsets_max:
+        if new and present + new > self._offsets_max:
             return OffsetsFull("offsets_max")
         return None if self._memory.has_room(more_bytes) else OffsetsFull("groups_bytes_max")
 

@@ -37,10 +37,10 @@ class KeptState:
         """One listing, and one read if there is a newer state. One that cannot be read is logged
         and left out. Raises RemoteStorageError.
         """
-        kept = await self._objects.list_cluster_states()
-        if not kept or kept[-1].key == self._key:
+        states = await self._objects.list_cluster_states()
+        if not states or states[-1].key == self._key:
             return
-        newest = kept[-1]
+        newest = states[-1]
         try:
             raw = await self._objects.get_cluster_state(newest)
             state = await asyncio.to_thread(decode_state, raw, newest.key)

@@ -384,7 +384,7 @@ class Logins:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen: Stamp = None
+        self._stamp: Stamp = None
         self._fault: str | None = None
         self.users: Users = {}
         self._clock = asyncio.get_running_loop().time
@@ -411,7 +411,7 @@ class Logins:
 
     async def load(self) -> None:
         """Raises ConfigError."""
-        self._seen, self.users = await asyncio.to_thread(self._read)
+        self._stamp, self.users = await asyncio.to_thread(self._read)
 
     async def run(self) -> NoReturn:
         """Follows the file."""
@@ -420,7 +420,7 @@ class Logins:
             await self._look()
 
     async def _look(self) -> None:
-        if self._fault is None and await asyncio.to_thread(stamp_of, self._file) == self._seen:
+        if self._fault is None and await asyncio.to_thread(stamp_of, self._file) == self._stamp:
             return
         try:
             await self.load()

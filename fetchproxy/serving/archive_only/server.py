@@ -45,7 +45,7 @@ async def open_archive_only(
     tls: ReloadingContext | None = None,
     limits: ArchiveOnlyLimits = ArchiveOnlyLimits(),  # noqa: B008 - frozen
     health: Health | None = None,
-    kept: KeptState | None = None,
+    kept_state: KeptState | None = None,
 ) -> AsyncIterator[Listener]:
     """The listener opens once the archive was listed.
 
@@ -62,7 +62,7 @@ async def open_archive_only(
         if logins is not None:
             opened.callback(logins.close)
             await logins.load()
-        archive = ArchiveWatch(rlmm, descriptions, section.refresh_interval_ms / 1000, kept)
+        archive = ArchiveWatch(rlmm, descriptions, section.refresh_interval_ms / 1000, kept_state)
         await archive.load()
         async with Listener(config.gateway, limits, tls, "archive_only", health=health) as listener:
             if health is not None and logins is not None:

@@ -117,11 +117,11 @@ class ArchiveWatch:
         rlmm: RemoteLogMetadataManager,
         descriptions: TopicDescriptions,
         refresh_interval_s: float,
-        kept: KeptState | None = None,
+        kept_state: KeptState | None = None,
     ) -> None:
         """`kept`: None: nothing is known of the cluster but its records."""
         self._rlmm = rlmm
-        self.kept = kept
+        self.kept_state = kept_state
         self._descriptions = descriptions
         self._interval_s = refresh_interval_s
         self._reads = asyncio.Semaphore(READS_AT_ONCE_MAX)
@@ -215,9 +215,9 @@ class ArchiveWatch:
 
     def leader_epoch(self, tp: TopicIdPartition) -> int:
         """As the cluster had it, or the archive has it; -1: there is no state of the cluster."""
-        if self.kept is None:
+        if self.kept_state is None:
             return EPOCH_UNKNOWN
-        return self.kept.leader_epoch(tp, self._rlmm.view(tp))
+        return self.kept_state.leader_epoch(tp, self._rlmm.view(tp))
 
     def watch_ends(self, tps: Iterable[TopicIdPartition]) -> None:
         """Clients wait at these ends: look for a while whether they grow."""
@@ -258,8 +258,8 @@ class ArchiveWatch:
             times = [segment.event_timestamp_ms for segment in view.segments]
             archived_at[tp.topic_id] = max([archived_at.get(tp.topic_id, 0), *times])
         described = await self._descriptions.refresh()
-        if self.kept is not None:
-            await self.kept.refresh()
+        if self.kept_state is not None:
+            await self.kept_state.refresh()
         self.catalogue = build_catalogue(tps, archived_at, described)
         ARCHIVE_ONLY_TOPICS.set(len(self.catalogue.by_name))
 

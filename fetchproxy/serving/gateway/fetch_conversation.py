@@ -323,12 +323,12 @@ class FetchConversation:
             self.move(FetchState.PLANNING)
             return Serve(request, kind, self._client_of(frame), self.clock(), plan)
         self.move(FetchState.RELAYING)
-        sent = self._for_broker(frame, body_at, request)
-        if sent is frame and self._is_as_before(frame, body_at, request, kind):
+        outgoing = self._for_broker(frame, body_at, request)
+        if outgoing is frame and self._is_as_before(frame, body_at, request, kind):
             self.repeated = RepeatedFetch(self, request, kind, frame, body_at)
             return ToBroker(frame, self.repeated.expect)
         return ToBroker(
-            sent, RelayedFetch(self, request.correlation_id, request, kind, sent).expect
+            outgoing, RelayedFetch(self, request.correlation_id, request, kind, outgoing).expect
         )
 
     def _is_as_before(
@@ -471,7 +471,7 @@ class FetchConversation:
             request.version,
             request.isolation_level,
             self.clock() + (0 if wait_ms else TAIL_GRACE_S),
-            self.sent(request),
+            self.on_sent(request),
             self.is_wide,
         )
         return self.parked
@@ -489,7 +489,7 @@ class FetchConversation:
         """A response may list very many partitions."""
         return len(self.mirror.partitions) > WALKED_AT_ONCE
 
-    def sent(self, request: FetchRequest) -> LogStarts | None:
+    def on_sent(self, request: FetchRequest) -> LogStarts | None:
         """The fetch goes to the broker. Returns the log starts that its response shall show."""
         if self.tail_is_read:
             self._steps.tail_is_read(request.max_wait_ms / 1000)
@@ -556,7 +556,7 @@ class RelayedFetch(ScannedResponse):
     def expect(self) -> RelayedFetch:
         """The request is on its way."""
         conversation = self._conversation
-        self.log_starts = conversation.sent(self.request)
+        self.log_starts = conversation.on_sent(self.request)
         # The broker answers a partition as often as the request names it.
         self.walked_slowly = (
             len(self.frame) > WALKED_AT_ONCE * PARTITION_BYTES_MIN or conversation.is_wide

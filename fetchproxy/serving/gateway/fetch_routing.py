@@ -451,11 +451,11 @@ class TopicIdentities:
         return lost
 
 
-def _is_lost(topic_id: UUID, found: TopicInfo | ClusterError | None) -> bool:
+def _is_lost(topic_id: UUID, topic: TopicInfo | ClusterError | None) -> bool:
     """`found`: what has the topic's name now. None: that is not known."""
-    if isinstance(found, ClusterError):
-        return found.error_code in UNKNOWN_TOPIC
-    return found is not None and found.topic_id != topic_id
+    if isinstance(topic, ClusterError):
+        return topic.error_code in UNKNOWN_TOPIC
+    return topic is not None and topic.topic_id != topic_id
 
 
 class DecisionsSoFar(NamedTuple):
@@ -713,7 +713,7 @@ class FetchRouter:
         A partition whose permit has run out is not in `remote`: the next fetch goes to the broker
         for a new permit.
         """
-        found: dict[PartitionKey, TopicIdPartition] = {}
+        remote: dict[PartitionKey, TopicIdPartition] = {}
         has_error = ask_broker = undecided = False
         now = self._clock()
         async for key in cooperative(list(keys)):
@@ -730,8 +730,8 @@ class FetchRouter:
             elif outcome is not Route.REMOTE:
                 has_error = True
             elif tp is not None and self.table.permitted(key[0], now):
-                found[key] = tp
-        return DecisionsSoFar(found, has_error, ask_broker, undecided)
+                remote[key] = tp
+        return DecisionsSoFar(remote, has_error, ask_broker, undecided)
 
     def decision(self, key: PartitionKey) -> RouteDecision | None:
         route = self.table.routes.get(key)

@@ -181,7 +181,7 @@ class RouteDecider:
     offsets: Mapping[PartitionKey, int]
     caught_at: float
     waited_too_long: Collection[PartitionKey] = ()
-    found: dict[PartitionKey, RouteDecision] = field(default_factory=dict)
+    decisions: dict[PartitionKey, RouteDecision] = field(default_factory=dict)
     # Topics that may or may not be archived: the store has never answered.
     unlisted: set[UUID] = field(default_factory=set)
 
@@ -201,12 +201,12 @@ class RouteDecider:
         left = self._left(archived)
         if left:
             await self._decide_from_fresh(left)
-        for decision in self.found.values():
+        for decision in self.decisions.values():
             CATCH_OUTCOMES.labels(decision.outcome.value).inc()
-        return self.found
+        return self.decisions
 
     def _left(self, tps: _Tps) -> dict[PartitionKey, TopicIdPartition]:
-        return {key: tp for key, tp in tps.items() if key not in self.found}
+        return {key: tp for key, tp in tps.items() if key not in self.decisions}
 
     # --- which partitions these are ---
     async def _identify(self) -> _Tps:
@@ -216,7 +216,7 @@ class RouteDecider:
         async for key in cooperative(self.offsets):
             topic = topics[key[0]]
             if isinstance(topic, ClusterError):
-                self.found[key] = self._unidentified(key[0], topic)
+                self.decisions[key] = self._unidentified(key[0], topic)
             else:
                 tps[key] = TopicIdPartition(topic.topic_id, topic.name, key[1])
         return tps
@@ -258,14 +258,16 @@ class RouteDecider:
         """Archived data that is known needs no further proof and no broker."""
         views = self.archive.views
         for piece in pieces(tps.items()):
-            seen = {key: tp for key, tp in piece if self.archive.rlmm.view(tp) is not None}
-            checked = await views.check(seen.values(), self.archive.clock() + COMPARE_WAIT_MAX_S)
-            for key, tp in seen.items():
+            archived = {key: tp for key, tp in piece if self.archive.rlmm.view(tp) is not None}
+            checked = await views.check(
+                archived.values(), self.archive.clock() + COMPARE_WAIT_MAX_S
+            )
+            for key, tp in archived.items():
                 view = views.view(tp)
                 if tp in checked:
-                    self.found[key] = _wait_route(tp, Wait.RESPONSE)
+                    self.decisions[key] = _wait_route(tp, Wait.RESPONSE)
                 elif view is not None and view.covers_offset(self.offsets[key]):
-                    self.found[key] = RouteDecision(Route.REMOTE, tp)
+                    self.decisions[key] = RouteDecision(Route.REMOTE, tp)
             await checkpoint(len(piece))
 
     async def _archived(self, tps: _Tps) -> _Tps:
@@ -290,7 +292,7 @@ class RouteDecider:
             if may_be[tp.topic_id] or archive.positions.archiver_position(tp) is not None:
                 archived[key] = tp
             else:
-                self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)
+                self.decisions[key] = RouteDecision(Route.RELAY_ERROR, tp)
         return archived
 
     async def _decide_outside_the_log(self, tps: _Tps) -> None:
@@ -359,17 +361,17 @@ class RouteDecider:
             archiver_position, offset = archive.positions.archiver_position(tp), self.offsets[key]
             known = log_offsets[tp]
             archiver_has_it = archiver_position is not None and archiver_position <= offset
-            seen = archive.rlmm.view(tp)
+            view = archive.rlmm.view(tp)
             # A log start never falls, but a person may declare a log another one's history.
             settled = not archive.views.begins_again(tp)
-            if settled and seen is not None and offset < seen.raised_log_start:
-                self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)  # deleted on purpose
+            if settled and view is not None and offset < view.raised_log_start:
+                self.decisions[key] = RouteDecision(Route.RELAY_ERROR, tp)  # deleted on purpose
             elif (
                 archiver_has_it
                 and key not in self.waited_too_long
                 and isinstance(known, LogOffsets)
             ):
-                self.found[key] = _wait_route(
+                self.decisions[key] = _wait_route(
                     tp, what_is_waited_for(offset, known, archiver_position)
                 )
             else:
@@ -383,9 +385,9 @@ class RouteDecider:
             for key, tp in piece:
                 known = log_offsets[tp]
                 if tp in checked or isinstance(known, ClusterError):
-                    self.found[key] = _wait_route(tp, Wait.RESPONSE)
+                    self.decisions[key] = _wait_route(tp, Wait.RESPONSE)
                 else:
-                    self.found[key] = self._decide_from_all(key, tp, known)
+                    self.decisions[key] = self._decide_from_all(key, tp, known)
             await checkpoint(len(piece))
 
     async def _decide_by_log_offsets(
@@ -399,9 +401,9 @@ class RouteDecider:
             elif offset > known.high_watermark:
                 view = self.archive.views.view(tp)
                 if view is None or view.log_end_offset != offset:
-                    self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)
+                    self.decisions[key] = RouteDecision(Route.RELAY_ERROR, tp)
             elif offset >= known.log_start_offset:
-                self.found[key] = RouteDecision(Route.LOCAL, tp)
+                self.decisions[key] = RouteDecision(Route.LOCAL, tp)
 
     def _decide_from_all(
         self, key: PartitionKey, tp: TopicIdPartition, log_offsets: LogOffsets
@@ -430,7 +432,7 @@ class RouteDecider:
         self, key: PartitionKey, tp: TopicIdPartition, error: FetchProxyError
     ) -> None:
         self._warn(tp, self.offsets[key], error)
-        self.found[key] = _wait_route(tp, Wait.RESPONSE)
+        self.decisions[key] = _wait_route(tp, Wait.RESPONSE)
 
     def _warn(
         self, tp: TopicIdPartition | None, offset: int | None, error: FetchProxyError

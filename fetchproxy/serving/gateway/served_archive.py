@@ -467,9 +467,9 @@ class ArchiveStarts:
             view = view_of(known.tp(topic, partition))
             if view is None or view.read_at < oldest:
                 return None
-            kept = known.starts.get(partition)
-            if kept is not None and kept[0] is view:
-                return kept[1]
+            cached = known.starts.get(partition)
+            if cached is not None and cached[0] is view:
+                return cached[1]
             settled_view = settled(view) if view.segments else None
             if settled_view is None or not settled_view.segments:
                 return None
@@ -503,12 +503,12 @@ class ArchiveStarts:
         current = self._cluster.cached_topic_by_name(topic.name) or topic
         leaders = current.leaders
         key = topic.topic_id, topic.name
-        kept = self._topics.get(key)
-        if kept is not None and (kept.leaders is leaders or kept.leaders == leaders):
-            kept.leaders = leaders
-            return kept
-        self._topics[key] = kept = _Topic(leaders)
-        return kept
+        cached = self._topics.get(key)
+        if cached is not None and (cached.leaders is leaders or cached.leaders == leaders):
+            cached.leaders = leaders
+            return cached
+        self._topics[key] = cached = _Topic(leaders)
+        return cached
 
 
 class Deletion(NamedTuple):

@@ -584,10 +584,10 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
             if self._left:
                 pos = self._go_on(pos, end)
                 continue
-            found = self._next(view, pos, end)
-            if found is None:
+            next_request = self._next(view, pos, end)
+            if next_request is None:
                 break
-            size, head, handling = found
+            size, head, handling = next_request
             if (
                 end - pos < size + 4
                 and isinstance(handling, Buffered)

@@ -422,7 +422,7 @@ class Expirer:
         self, view: PartitionView, retention: Retention, now_ms: int
     ) -> tuple[int | None, bool]:
         """(the first offset that retention keeps, None for all; whether the clock is doubted)."""
-        self._witness.saw(view, now_ms)
+        self._witness.note(view, now_ms)
         start = retained_from(view, retention, now_ms)
         self._look_for_future(view, start, retention.remote_ms, now_ms)
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)

@@ -141,7 +141,7 @@ class PartitionDeletion:
         self._absent_since: dict[UUID, float] = {}  # loop time
         # High watermarks up to which the archive had all, of topics that no pattern matches.
         self._covered: dict[TopicIdPartition, int] = {}
-        self._kept: set[UUID] = set()  # denied, and not recorded as deleted alone
+        self._not_deletable: set[UUID] = set()  # denied, and not recorded as deleted alone
         self._failing = False
 
     async def run(self) -> None:
@@ -196,7 +196,7 @@ class PartitionDeletion:
 
     def _forget_others(self, archived: Set[UUID]) -> None:
         """Another archiver may have deleted a topic's archive."""
-        self._kept &= archived
+        self._not_deletable &= archived
         for by_tp in (self._owned, self._absent_since):
             for topic_id in by_tp.keys() - archived:
                 del by_tp[topic_id]
@@ -269,9 +269,9 @@ class PartitionDeletion:
         after = moved_on(before, alive, denied, archived)
         self.published_conditions.release(Kind.TOPIC_DELETION_STOPPED, None)
         await self._note(cluster_id, before, after)
-        for topic_id in denied - after.gone - self._kept:
+        for topic_id in denied - after.gone - self._not_deletable:
             log.warning("archived_topic_kept", topic_id=str(topic_id))
-            self._kept.add(topic_id)
+            self._not_deletable.add(topic_id)
         return after.gone & denied
 
     async def _note_alive_topics(self, cluster_id: str) -> ClusterTopics:

@@ -156,7 +156,7 @@ class ClockWitness:
         self._newest_written_ms = -1  # of partitions that got records meanwhile
         self._all_in_future = False  # of a partition, as far as it was searched
 
-    def saw(self, view: PartitionView, now_ms: int) -> None:
+    def note(self, view: PartitionView, now_ms: int) -> None:
         """Note the newest record of a partition's archive that is not in the future."""
         newest_ms = -1
         for number in range(1, min(len(view.segments), _SEARCHED_MAX) + 1):

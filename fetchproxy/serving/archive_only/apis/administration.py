@@ -44,13 +44,13 @@ _LOG_DIR = "archive"
 
 
 def _each(
-    request_field: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _REFUSAL
+    request_field: str, responded: str, *copied_fields: str, refusal: Mapping[str, Any] = _REFUSAL
 ) -> _Handler:
     """Refuses each element of the array `request_field`; `kept`: its fields in the response."""
 
     async def refuse(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         requested = elements((await request.read())[request_field])
-        results = [{**refusal, **{name: one[name] for name in kept}} for one in requested]
+        results = [{**refusal, **{name: one[name] for name in copied_fields}} for one in requested]
         return await request.respond({responded: results})
 
     return refuse

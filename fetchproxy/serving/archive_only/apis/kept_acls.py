@@ -34,7 +34,7 @@ async def _describe_acls(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     as a broker wants DESCRIBE on the cluster.
     """
     fields = await request.read()
-    acls = () if parts.archive.kept is None else parts.archive.kept.acls
+    acls = () if parts.archive.kept_state is None else parts.archive.kept_state.acls
     if not acls:
         refusal = {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_ACLS}
         return await request.respond({**refusal, "resources": ()})

@@ -28,8 +28,8 @@ LOOKED_UP_AT_ONCE = 32
 # Lineages made in a step, each of up to some milliseconds.
 _LINEAGES_A_STEP = 5
 
-Found = tuple[int, int, int]  # timestamp, offset, leader epoch
-_NONE: Found = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
+RecordPosition = tuple[int, int, int]  # timestamp, offset, leader epoch
+_NONE: RecordPosition = (wire.UNKNOWN_TIMESTAMP, wire.UNKNOWN_OFFSET, wire.UNKNOWN_EPOCH)
 
 
 async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -97,7 +97,7 @@ async def _look_up(
     topic: str,
     timestamp: int,
     view: PartitionView | RemoteStorageError | None,
-) -> tuple[ErrorCode, Found]:
+) -> tuple[ErrorCode, RecordPosition]:
     if view is None:
         return request.missing(topic), _NONE
     known_from = _KNOWN_FROM.get(timestamp, request.version + 1)
@@ -113,7 +113,7 @@ async def _look_up(
 
 async def _find(
     parts: ArchiveOnlyParts, request: Request, view: PartitionView, timestamp: int
-) -> Found:
+) -> RecordPosition:
     if not view.segments and view.unreadable:
         raise CorruptSegment(f"{view.tp}: no segment's metadata can be read")
     start, end = parts.archive.log_start_and_end(view)
@@ -139,7 +139,7 @@ async def _find(
     return found_ms, offset, epoch
 
 
-def _edge(view: PartitionView, offset: int, epoch_at: int) -> Found:
+def _edge(view: PartitionView, offset: int, epoch_at: int) -> RecordPosition:
     return wire.UNKNOWN_TIMESTAMP, offset, epoch_of(view, epoch_at)
 
 

@@ -97,7 +97,7 @@ def topic_fields(archive: ArchiveWatch, topic: ArchivedTopic) -> dict[str, Any]:
     """A topic as Metadata and DescribeTopicPartitions show it."""
     numbers = range(topic.partition_count)
     partitions = [partition_fields(number) for number in numbers]
-    if archive.kept is not None and archive.kept.knows(topic.topic_id):
+    if archive.kept_state is not None and archive.kept_state.knows(topic.topic_id):
         epochs = [
             archive.leader_epoch(TopicIdPartition(topic.topic_id, topic.name, number))
             for number in numbers
@@ -205,10 +205,10 @@ def _configs_of(
 
 def _settings_of_topic(parts: ArchiveOnlyParts, name: str) -> tuple[Sequence[TopicSetting], bool]:
     """And whether they are those of the cluster."""
-    kept, topic = parts.archive.kept, parts.archive.catalogue.by_name[name]
-    if kept is None or not kept.knows(topic.topic_id):
+    state, topic = parts.archive.kept_state, parts.archive.catalogue.by_name[name]
+    if state is None or not state.knows(topic.topic_id):
         return _TOPIC_SETTINGS, False
-    return list(kept.settings(topic.topic_id)), True
+    return list(state.settings(topic.topic_id)), True
 
 
 async def _describe_cluster(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:

@@ -317,15 +317,17 @@ class ServedFetch:
         The wait for a poll ends no earlier than its `broker_deadline` if nothing can be answered.
         """
         on, conversation = self._on, self._conversation
-        undecided, found = dict.fromkeys(plan.undecided), _NOTHING_DECIDED
+        undecided, decisions = dict.fromkeys(plan.undecided), _NOTHING_DECIDED
         broker_deadline = float("-inf") if poll is None else poll.broker_deadline
         wait_until, tiers = max(wait_until, broker_deadline), None
         while True:
             on.routing.decided.clear()
             if undecided and not (tiers and tiers.has_news):
-                found = await on.routing.decisions_so_far(undecided)
-                reads.watch(found.remote.items(), wait_until)
-            if not (found.undecided or reads.watched):  # only an archiver can bring something now
+                decisions = await on.routing.decisions_so_far(undecided)
+                reads.watch(decisions.remote.items(), wait_until)
+            if not (
+                decisions.undecided or reads.watched
+            ):  # only an archiver can bring something now
                 wait_until = min(wait_until, self._client_deadline)
             tiers = TiersSoFar(
                 broker_only=poll is not None and not plan.kept_from_broker,
@@ -334,8 +336,8 @@ class ServedFetch:
                 archive_ready=reads.ready,
                 archive_first=conversation.archive_has_next_turn
                 and any(result.records for result in reads.results().values()),
-                has_error=found.has_error,
-                ask_broker=found.ask_broker,
+                has_error=decisions.has_error,
+                ask_broker=decisions.ask_broker,
                 only_refuses=on.shared.refuses_lost and self._only_refuses(plan, reads),
                 client_deadline=self._client_deadline,
                 archive_deadline=wait_until,
