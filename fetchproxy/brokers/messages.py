@@ -79,6 +79,12 @@ VERSIONS: dict[int, tuple[int, int]] = {
 }
 METADATA_BY_TOPIC_ID_VERSION = 12
 
+# What kafka-python's decoders raise for bytes that are no response; it has assertions, too.
+_MALFORMED = (
+    *(WireError, struct.error, ValueError, OverflowError, LookupError),
+    *(AssertionError, AttributeError, TypeError),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class FetchedPartition:
@@ -154,13 +160,6 @@ def _partition(
 
 
 # kafka-python writes only the fields of the message's version, so callers give all fields.
-
-
-# What kafka-python's decoders raise for bytes that are no response; it has assertions, too.
-_MALFORMED = (
-    *(WireError, struct.error, ValueError, OverflowError, LookupError),
-    *(AssertionError, AttributeError, TypeError),
-)
 
 
 def body_of(response: Any, payload: memoryview, version: int) -> Any:

@@ -59,11 +59,11 @@ async def test_fetches_that_wait_are_counted_and_the_largest_give_way() -> None:
         before, clients = limit._value.get(), [await served.client() for _ in range(12)]
         for client in clients:
             client.writer.write(frame)
-        left = budget // each
-        assert 0 < left < len(clients)
-        while served.server.connections > left:  # noqa: ASYNC110
+        remaining = budget // each
+        assert 0 < remaining < len(clients)
+        while served.server.connections > remaining:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert limit._value.get() - before >= len(clients) - left
+        assert limit._value.get() - before >= len(clients) - remaining
         assert await is_served(served)
         assert served.server.connections > 1
 

@@ -115,7 +115,7 @@ def pages(rng: random.Random, victim: Victim) -> Attack:
     for name in endpoint.parameters:
         named = ("0", "99", "9" * 9, "-1") if name == "partition" else _TOPICS
         path = path.replace("{" + name + "}", quote(rng.choice((*named, *_ODD_TEXTS))))
-    asked = {
+    values_of = {
         "limit": ("1", "1000", "1001", "0", "-1", "9" * 4_000),
         "after": (*_TOPICS, "0", "9" * 30, *_ODD_TEXTS),
         "sort": (*endpoint.sorts, *(f"-{one}" for one in endpoint.sorts), *_ODD_TEXTS),
@@ -123,7 +123,7 @@ def pages(rng: random.Random, victim: Victim) -> Attack:
         "faulty": ("true", "false", "maybe"),
         "unknown": _ODD_TEXTS,
     }
-    pairs = [(name, rng.choice(asked[name])) for name in rng.choices(list(asked), k=3)]
+    pairs = [(name, rng.choice(values_of[name])) for name in rng.choices(list(values_of), k=3)]
     text = "&".join(f"{name}={quote(value)}" for name, value in pairs)[:7_000]
     count, each = rng.choice((1, 8, 60)), rng.choice((1, 5))
     line = f"GET {path[:4_000]}?{text} HTTP/1.1\r\n".encode() + _HOST + b"\r\n"

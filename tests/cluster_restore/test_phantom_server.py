@@ -93,7 +93,7 @@ async def test_a_port_in_use_is_an_error_that_names_it() -> None:
     assert str(port) in str(error)
 
 
-async def sent(port: int, *pieces: bytes) -> bytes:
+async def all_received(port: int, *pieces: bytes) -> bytes:
     """All that comes until the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for piece in pieces:
@@ -135,7 +135,7 @@ HOSTILE = {
 @pytest.mark.parametrize("pieces", HOSTILE.values(), ids=HOSTILE)
 async def test_no_stranger_ends_the_restore(pieces: list[bytes]) -> None:
     async with PhantomServer(LedPartitions(BROKERS), NOBODY).listening(ANY_PORT) as port:
-        await sent(port, *pieces)
+        await all_received(port, *pieces)
         assert (await asked_as_fetcher(port, 4))[0] == 0
 
 
@@ -149,7 +149,7 @@ async def test_mutated_requests_are_answered_or_refused() -> None:
             for frame in frames:
                 for _ in range(rng.randint(1, 4)):
                     frame[rng.randrange(34, len(frame))] = rng.randrange(256)
-            await asyncio.gather(*(sent(port, bytes(frame)) for frame in frames))
+            await asyncio.gather(*(all_received(port, bytes(frame)) for frame in frames))
         assert (await asked_as_fetcher(port, 4))[0] == 0
 
 
@@ -157,10 +157,12 @@ async def test_the_longest_fetch_is_made_in_steps() -> None:
     frame = fetch_of(PARTITIONS_MAX, lambda number: b"%06d" % number)
     async with PhantomServer(LedPartitions(BROKERS), NOBODY).listening(ANY_PORT) as port:
         async with longest_turn() as longest:
-            response = await sent(port, frame)
+            response = await all_received(port, frame)
         assert len(response) > 10 * PARTITIONS_MAX
         assert longest[0] < 0.05
-        assert not await sent(port, fetch_of(PARTITIONS_MAX + 1, lambda number: b"%06d" % number))
+        assert not await all_received(
+            port, fetch_of(PARTITIONS_MAX + 1, lambda number: b"%06d" % number)
+        )
 
 
 async def test_a_request_larger_than_any_followers_closes_the_connection() -> None:
@@ -168,7 +170,7 @@ async def test_a_request_larger_than_any_followers_closes_the_connection() -> No
     async with server.listening(ANY_PORT) as port:
         beginning = request_header(ApiKey.FETCH, 17, 3, "broker-1-fetcher-0")
         for size in (_FRAME_BYTES_MAX + 1, 2**31 - 1):
-            assert not await sent(port, INT32.pack(size) + beginning + bytes(200))
+            assert not await all_received(port, INT32.pack(size) + beginning + bytes(200))
         assert not server.has_fetchers
 
 
