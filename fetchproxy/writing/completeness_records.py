@@ -116,7 +116,7 @@ class CompletenessRecords:
         self._finished_offsets = finished_offsets
 
 
-class NoRecords(CompletenessRecords):
+class NothingStated(CompletenessRecords):
     """Of a copy of a log that does not count yet: nothing is stated about it."""
 
     async def read(self) -> None:

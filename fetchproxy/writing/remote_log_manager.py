@@ -35,7 +35,7 @@ from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.cluster_state_writer import ClusterStateWriter
 from fetchproxy.writing.compacted_log import CompactedLog, ViewsOfCopy
 from fetchproxy.writing.compaction import delete_retention_ms
-from fetchproxy.writing.completeness_records import CompletenessRecords, NoRecords
+from fetchproxy.writing.completeness_records import CompletenessRecords, NothingStated
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -221,7 +221,7 @@ class ArchiverParts:
                 spool,
                 rlmm=ViewsOfCopy(self.rlmm, copy),
                 copier=replace(self.copier, compacted=copy),
-                records=NoRecords(self._objects, tp),
+                records=NothingStated(self._objects, tp),
             )
 
         return CompactedLog(

@@ -63,7 +63,7 @@ def test_the_new_brokers_have_each_keys_last_value(
     archiver = archive_process(lost_server.bootstrap, store, "no topic", tmp_path, settings)
     archiver.start()
     try:
-        wait_for("the copy", lambda: f'"archived_end_offset": {end}' in shown(store))
+        wait_for("the copy", lambda: f'"archived_end_offset": {end}' in cluster_shown(store))
     finally:
         archiver.stop()
     lost_server.kill()
@@ -81,7 +81,7 @@ def test_the_new_brokers_have_each_keys_last_value(
     assert_no_phantom(new_server.bootstrap, {1})
 
 
-def shown(store: str) -> str:
+def cluster_shown(store: str) -> str:
 
     return fetchproxy(
         "cluster", "show", "--store", store, "--topic", "restored-changelog", "--json"
