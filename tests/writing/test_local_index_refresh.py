@@ -31,6 +31,9 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 from fetchproxy.writing.index_refresh import FETCHES_MAX, LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.limits import WritingLimits
 
+# Each segment has several chunks: one of a single chunk needs no index.
+ALONE = ReadingLimits(read_ahead_chunks_max=0, chunk_bytes=200)
+
 
 class Scene:
     """An archive and a local index of it that can be closed and opened again."""
@@ -262,11 +265,10 @@ async def test_without_a_folder_there_is_no_local_index() -> None:
 
 async def read(scene: Scene, local: LocalIndexes | None, offset: int) -> RemoteReadResult:
     rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.storage, MetadataConfig())
-    alone = ReadingLimits(read_ahead_chunks_max=0)
     async with (
         rlmm,
         RemoteFetchPurgatory(
-            RemoteFetchConfig(), rlmm, scene.archive.storage, Random(1), local, limits=alone
+            RemoteFetchConfig(), rlmm, scene.archive.storage, Random(1), local, limits=ALONE
         ) as purgatory,
     ):
         request = RemoteReadRequest(TP, offset, 100_000, IsolationLevel.READ_UNCOMMITTED)
@@ -301,7 +303,7 @@ async def test_a_cold_look_up_by_time_asks_the_store_for_no_index(scene: Scene) 
         scene.index_reads.clear()
         rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.storage, MetadataConfig())
         purgatory = RemoteFetchPurgatory(
-            RemoteFetchConfig(), rlmm, scene.archive.storage, Random(1), scene.local
+            RemoteFetchConfig(), rlmm, scene.archive.storage, Random(1), scene.local, limits=ALONE
         )
         async with rlmm, purgatory:
             assert await purgatory.first_offset_at_or_after(TP, 1_033) == (33, 1_033, 0)
