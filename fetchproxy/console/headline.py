@@ -122,7 +122,7 @@ _WORDS: Mapping[str, _Words] = {
         "The brokers keep {who} because of a future timestamp", _NOTHING
     ),
     Kind.CLUSTER_STATE_INCOMPLETE: _Words(
-        "The state of the cluster in the archive is incomplete: rights are missing", _NOTHING
+        "The archived state of the cluster is incomplete: rights are missing", _NOTHING
     ),
     Kind.LOCAL_RETENTION_REFUSED: _Words("Local retention does not apply to {who}", _NOTHING),
     Kind.COMPACTED_COPY_LATE: _Words(

@@ -661,6 +661,12 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "none: it is retried; a longer outage is a condition",
         ),
         _warning(
+            "cluster_state_unreadable",
+            "the newest state of the cluster in the archive is damaged or of a newer version; the "
+            "archive-only node uses what it knew before",
+            "none: the next state that an archiver writes takes its place",
+        ),
+        _warning(
             "cluster_states_not_removed",
             "older states of the cluster stay in the archive",
             "none: they harm nothing, and the next write tries it again",
