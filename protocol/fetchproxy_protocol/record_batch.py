@@ -412,7 +412,7 @@ class BatchSearch:
 
     As Kafka's FileRecords.searchForTimestamp within one batch: under LogAppendTime every record has
     the batch's maximum as its timestamp. While `room` is not None, call `unpack`, then take all
-    steps of `steps`. Then `found` has (offset, timestamp in ms), or None if no record qualifies. If
+    steps of `steps`. Then `position` has (offset, timestamp in ms), or None if no record qualifies. If
     SEARCHED_BYTES_MAX or SEARCHED_RECORDS_MAX is reached first, it has the first unread offset with
     the batch's largest timestamp: a client that reads from there gets some earlier records and
     misses none. Both methods raise `WireError` for broken records.
@@ -481,7 +481,7 @@ class BatchSearch:
         return max(self._from_offset, min(unread, self._header.last_offset))
 
     def _look(self, records: Buffer, count: int) -> bool:
-        """Look at the next `count` records. True: `found` is set.
+        """Look at the next `count` records. True: `position` is set.
 
         Varints of one or two bytes are read in place, and offsets only where the timestamp fits: a
         call for each varint would take ten times as long.
@@ -567,7 +567,7 @@ class BatchTimes:
 
 class BatchTimesSearch(BatchSearch):
     """Looks at all records of a batch, in the steps of `BatchSearch`. `times`: the result; if there
-    is `found`, the batch is too large, and there is none.
+    is `position`, the batch is too large, and there is none.
     """
 
     def __init__(self, buf: Buffer, header: BatchHeader) -> None:

@@ -303,7 +303,7 @@ def test_the_table_of_a_batch_has_what_a_search_finds(
 def test_a_batch_that_is_too_large_has_no_table() -> None:
     batch = make_batch(0, [1000], value=bytes(SEARCHED_BYTES_MAX), codec=1)
     (header,) = walk(batch)
-    assert times_of(batch, header).found is not None
+    assert times_of(batch, header).position is not None
 
 
 def test_search_under_log_append_time() -> None:
