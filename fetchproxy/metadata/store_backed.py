@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from bisect import bisect_left, insort
 from collections.abc import (
     AsyncIterator,
@@ -585,19 +584,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self.refresh(tp, float("-inf"))
         partition = self._partition(tp)
         partition.table.check(metadata)
-        put, content = None, b""
+        put = None
         if metadata.state is not _GONE:
-            content = encode_segment(metadata)
-            put = self._objects.put_segment_metadata(metadata, content)
+            put = self._objects.put_segment_metadata(metadata, encode_segment(metadata))
         await self._put_and_announce(metadata, put)
         now = asyncio.get_running_loop().time()
-        key = self._objects.segment_metadata_key(metadata)
-        partition.put(key, metadata, now)
-        if put is not None:
-            # S3's ETag of such an object: if a listing has it, nobody has written another one
-            # since, and it need not be read back. Other stores' versions differ from it.
-            version = hashlib.md5(content, usedforsecurity=False).hexdigest()
-            partition.objects[key] = version, metadata
+        partition.put(self._objects.segment_metadata_key(metadata), metadata, now)
         cached = self._views.cached(tp)
         if cached is not None:
             self._views.replace(tp, partition.view(cached.read_at))

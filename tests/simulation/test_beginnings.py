@@ -48,7 +48,7 @@ class LikeS3(MemoryObjectStore):
             yield replace(stored, version=md5(content, usedforsecurity=False).hexdigest())
 
 
-def test_a_beginning_takes_one_look_and_no_read() -> None:
+def test_a_beginning_takes_one_look() -> None:
     store = LikeS3()
 
     async def main(world: World) -> None:
@@ -66,6 +66,7 @@ def test_a_beginning_takes_one_look_and_no_read() -> None:
         twice = {name.removeprefix("/") for name in WRITTEN_TWICE}
         assert store.requests == {
             ("list", ""): PARTITIONS,
+            ("get", ".metadata"): PARTITIONS,
             **{("put", name): PARTITIONS for name in once},
             **{("put", name): 2 * PARTITIONS for name in twice},
         }
