@@ -3,7 +3,9 @@
 A separate process holds the idle connections. The growth of the proxy's memory is divided by their
 number; behind each of them the proxy has a connection to the broker.
 
-Small fetches go over 100 and over 1,000 connections in turn. The same bytes are read in turn from a
+Small fetches go over 100 and over 1,000 connections in turn, and over 1,000 connections on which no
+fetch equals the one before it. The CPU time of the proxy and of the relay is divided by the number
+of fetches. The same bytes are read in turn from a
 topic and from one with ten times the partitions. The result is the share of the rate that remains
 when the load is spread wider.
 
@@ -33,7 +35,13 @@ from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY, FetchproxySer
 from benchmarks.drain import UNPAUSED
 from benchmarks.filling import Shape, fill
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
-from benchmarks.goals import IDLE_CONNECTIONS, SMALL_FETCHES, SPREAD
+from benchmarks.goals import (
+    DIFFERENT_FETCH_CPU,
+    IDLE_CONNECTIONS,
+    SMALL_FETCH_CPU,
+    SMALL_FETCHES,
+    SPREAD,
+)
 from benchmarks.process_usage import open_files, resident_mib
 from benchmarks.report import Row, goal_rows, ratios, row
 from lab.errors import PartFailed
@@ -57,6 +65,8 @@ class Measured:
     """Rates by (contestant, connections or partitions), with an entry for each round."""
 
     requests_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    # Of the proxy or relay, by (contestant, whether all fetches differ), over 1,000 connections.
+    cpu_us: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
     mb_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     idle_kib: float = 0.0  # of each connection
     idle: int = 0
@@ -82,6 +92,7 @@ def rows_of(measured: Measured) -> list[Row]:
         spread(speeds, FETCHPROXY, PARTITIONS_WIDE, PARTITIONS),
     )
     rows += small_fetch_rows(requests)
+    rows += fetch_cpu_rows(measured.cpu_us)
     rows += [
         row(
             f"requests/s over {CONNECTIONS_WIDE} : {CONNECTIONS} connections, {DIRECT}",
@@ -115,6 +126,15 @@ def small_fetch_rows(requests: dict[tuple[str, int], list[float]]) -> list[Row]:
                     request_ratios,
                 )
             )
+    return rows
+
+
+def fetch_cpu_rows(cpu_us: dict[tuple[str, bool], list[float]]) -> list[Row]:
+    """Microseconds of CPU for each small fetch: fetchproxy's, and the bare relay's beside it."""
+    rows = goal_rows(SMALL_FETCH_CPU, cpu_us[FETCHPROXY, False])
+    rows += goal_rows(DIFFERENT_FETCH_CPU, cpu_us[FETCHPROXY, True])
+    for differ, which in ((False, "a small fetch"), (True, "a small fetch unlike the one before")):
+        rows.append(row(f"CPU of {which}, {BARE_RELAY}", "µs", cpu_us[BARE_RELAY, differ]))
     return rows
 
 
@@ -178,12 +198,22 @@ def measure_spread(kafka: KafkaServer, options: argparse.Namespace, console: Con
     ):
         proxied, control = (FETCHPROXY, proxy.bootstrap), (DIRECT, kafka.bootstrap)
         ways = (proxied, control, (BARE_RELAY, relay.bootstrap))
+        servers = {FETCHPROXY: proxy.pid, BARE_RELAY: relay.pid}
         for number in range(options.rounds + 1):  # round 0 warms up
             for count in in_turn((CONNECTIONS, CONNECTIONS_WIDE), number):
                 for name, bootstrap in in_turn(ways, number):
-                    rate = _requests_per_s(bootstrap, count, options.seconds)
-                    if number:
-                        measured.requests_per_s.setdefault((name, count), []).append(rate)
+                    load = _small_fetches(bootstrap, count, options.seconds, servers.get(name, 0))
+                    if not number:
+                        continue
+                    measured.requests_per_s.setdefault((name, count), []).append(load.per_s)
+                    if count == CONNECTIONS_WIDE and name in servers:
+                        measured.cpu_us.setdefault((name, False), []).append(load.server_us)
+            for name, bootstrap in in_turn((proxied, (BARE_RELAY, relay.bootstrap)), number):
+                load = _small_fetches(
+                    bootstrap, CONNECTIONS_WIDE, options.seconds, servers[name], "--differ"
+                )
+                if number:
+                    measured.cpu_us.setdefault((name, True), []).append(load.server_us)
             # The broker itself is read only in every second round: it shows just the machine's
             # part.
             for name, bootstrap in in_turn([proxied, control], number) if number % 2 else [proxied]:
@@ -199,9 +229,22 @@ def _topic(partitions: int) -> str:
     return f"benchmark-{partitions}-partitions"
 
 
-def _requests_per_s(bootstrap: str, connections: int, seconds: int) -> float:
-    outcome = child("benchmarks.many_connections", bootstrap, SMALL, str(connections), str(seconds))
-    return float(outcome["requests"] / outcome["seconds"])
+@dataclass(frozen=True, slots=True)
+class _SmallFetches:
+    per_s: float
+    server_us: float  # CPU of the server for each
+
+
+def _small_fetches(
+    bootstrap: str, connections: int, seconds: int, server_pid: int, *more: str
+) -> _SmallFetches:
+    """`server_pid` 0: the CPU of the server is not measured."""
+    arguments = (bootstrap, SMALL, str(connections), str(seconds), str(server_pid), *more)
+    outcome = child("benchmarks.many_connections", *arguments)
+    requests = outcome["requests"]
+    return _SmallFetches(
+        requests / outcome["seconds"], 1e6 * outcome["server_cpu_seconds"] / requests
+    )
 
 
 def _mb_per_s(bootstrap: str, partitions: int, records: int) -> float:

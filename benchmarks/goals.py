@@ -114,7 +114,11 @@ WORKERS_TAIL = at_least(
     "x", 1.7, "≥ 1.7",
     at_least("replay", "x", 1.7),
 )  # fmt: skip
-SMALL_FETCHES = at_least("small fetches over 1,000 connections : direct", "x", 0.5)
+SMALL_FETCHES = at_least("small fetches over 1,000 connections : direct", "x", 0.45)
+SMALL_FETCH_CPU = at_most("CPU of a small fetch over 1,000 connections", "µs", 75)
+DIFFERENT_FETCH_CPU = at_most(
+    "CPU of a small fetch unlike the one before, over 1,000 connections", "µs", 130
+)
 
 TABLE: tuple[Goal, ...] = (
     TAIL_THROUGHPUT,
@@ -135,6 +139,8 @@ TABLE: tuple[Goal, ...] = (
     SPREAD,
     LOOK_UPS,
     SMALL_FETCHES,
+    SMALL_FETCH_CPU,
+    DIFFERENT_FETCH_CPU,
     TAIL_BESIDE_HOSTILE,
     WORKERS_TAIL,
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import goals, workers
+from benchmarks import contestants, goals, workers
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -79,6 +79,11 @@ LINES = (
     Line("connections", goals.IDLE_CONNECTIONS.words, "Memory of an idle connection", ""),
     Line("connections", goals.SMALL_FETCHES.words, "Small fetches, 1,000 connections ÷ direct",
          "one core; a bare asyncio relay reaches 0.43 of direct"),
+    Line("connections", goals.SMALL_FETCH_CPU.words, "… CPU of a fetch that repeats", "kernel"),
+    Line("connections", f"CPU of a small fetch, {contestants.BARE_RELAY}",
+         "… the same, a bare asyncio relay", ""),
+    Line("connections", goals.DIFFERENT_FETCH_CPU.words, "… CPU of a fetch that differs",
+         "parsing"),
     Line("connections", goals.SPREAD.words, "Rate of small fetches, 1,000 ÷ 100 connections",
          "caches of the processor"),
     Line("connections", _also(goals.SPREAD), "Throughput, 100 ÷ 10 partitions", ""),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from fetchproxy_protocol.apis import MalformedMessage
-from fetchproxy_protocol.fetch import fetch_offset, parse_fetch_request
+from fetchproxy_protocol.fetch import entry_bytes_max, fetch_offset, parse_fetch_request
 from fetchproxy_protocol.headers import peek_request_header
 from fetchproxy_protocol.primitives import INT32
 
@@ -92,6 +92,34 @@ def test_a_load_counts_right_answers_and_ends_at_a_wrong_one(
         client.close()
         thread.join(10.0)
     load.close()
+
+
+def test_fetches_that_differ_are_legal_and_never_equal() -> None:
+    client, server = socket.socketpair()
+    frames: list[bytes] = []
+
+    def serve_fetches() -> None:
+        while frame := server.recv(65_536):
+            frames.append(frame)
+            server.sendall(EXPECTED[:4] + frame[8:12] + b"answered")
+
+    thread = threading.Thread(target=serve_fetches)
+    with client, server:
+        load = Load([client], greeting("orders")[-1], EXPECTED, differ=True)
+        thread.start()
+        while load.responded < 3:
+            load.run(0.05)
+        client.shutdown(socket.SHUT_RDWR)
+        thread.join(10.0)
+    load.close()
+    sizes = set()
+    for frame in frames:
+        head = peek_request_header(memoryview(frame), 4, len(frame))
+        request = parse_fetch_request(memoryview(frame)[4:], head.body_position - 4)
+        (entry,) = request.partitions.values()
+        assert fetch_offset(entry) == 0
+        sizes.add(entry_bytes_max(entry))
+    assert len(sizes) == len(frames) >= 3
 
 
 def test_an_answer_is_received_whole() -> None:
