@@ -21,6 +21,7 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from rich.console import Console
 
 from benchmarks import look_ups
 from benchmarks.bare_relay import BareRelay
+from benchmarks.certificate import certificate
 from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY, FetchproxyServer
 from benchmarks.drain import UNPAUSED
 from benchmarks.filling import Shape, fill
@@ -38,6 +40,7 @@ from benchmarks.frame import Outcome, Part, Size, child, in_turn
 from benchmarks.goals import (
     DIFFERENT_FETCH_CPU,
     IDLE_CONNECTIONS,
+    IDLE_TLS_CONNECTIONS,
     SMALL_FETCH_CPU,
     SMALL_FETCHES,
     SPREAD,
@@ -60,6 +63,15 @@ _SETTLE_S = 6.0  # freed memory goes back to the system every 5 s
 _PROJECT = Path(__file__).parents[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """`kib`, `files`: of the proxy, for each of `count` idle connections."""
+
+    count: int = 0
+    kib: float = 0.0
+    files: float = 0.0
+
+
 @dataclass(slots=True)
 class Measured:
     """Rates by (contestant, connections or partitions), with an entry for each round."""
@@ -68,9 +80,8 @@ class Measured:
     # Of the proxy or relay, by (contestant, whether all fetches differ), over 1,000 connections.
     cpu_us: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
     mb_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    idle_kib: float = 0.0  # of each connection
-    idle: int = 0
-    files_each: float = 0.0
+    idle: Idle = field(default_factory=lambda: Idle())
+    idle_tls: Idle = field(default_factory=lambda: Idle())
 
 
 def rows_of(measured: Measured) -> list[Row]:
@@ -81,11 +92,13 @@ def rows_of(measured: Measured) -> list[Row]:
     ) -> list[float]:
         return ratios(rates[name, wide], rates[name, narrow])
 
-    rows = goal_rows(IDLE_CONNECTIONS, [measured.idle_kib])
+    rows = goal_rows(IDLE_CONNECTIONS, [measured.idle.kib])
     rows += [
-        row("idle connections held", "", [measured.idle]),
-        row("sockets of the proxy for each", "", [measured.files_each]),
+        row("idle connections held", "", [measured.idle.count]),
+        row("sockets of the proxy for each", "", [measured.idle.files]),
     ]
+    rows += goal_rows(IDLE_TLS_CONNECTIONS, [measured.idle_tls.kib])
+    rows.append(row("idle TLS connections held", "", [measured.idle_tls.count]))
     rows += goal_rows(
         SPREAD,
         spread(requests, FETCHPROXY, CONNECTIONS_WIDE, CONNECTIONS),
@@ -152,11 +165,11 @@ def raise_files_max() -> int:
 
 
 @contextmanager
-def open_connections(bootstrap: str, count: int) -> Iterator[None]:
+def open_connections(bootstrap: str, count: int, *more: str) -> Iterator[None]:
     """Holds `count` idle connections. Raises PartFailed."""
     command = [sys.executable, "-m", "benchmarks.many_connections", bootstrap, SMALL, str(count)]
     with subprocess.Popen(
-        [*command, "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_PROJECT
+        [*command, "0", *more], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_PROJECT
     ) as client:
         assert client.stdin is not None
         assert client.stdout is not None
@@ -169,20 +182,25 @@ def open_connections(bootstrap: str, count: int) -> Iterator[None]:
             client.stdin.close()
 
 
-def measure_idle(kafka: KafkaServer, count: int, measured: Measured) -> None:
-    """Uses a proxy of its own. The kernel's socket memory is not the process's and not counted."""
-    measured.idle = idle_within(count, raise_files_max())
+def measure_idle(kafka: KafkaServer, count: int, pem: Path | None = None) -> Idle:
+    """Uses a proxy of its own. The kernel's socket memory is not the process's and not counted.
+
+    `pem`: a certificate and its key; the clients then speak TLS.
+    """
+    settings = {} if pem is None else {"gateway.tls_certificate_file": str(pem)}
+    more = () if pem is None else ("--tls",)
+    count = idle_within(count, raise_files_max())
     with (
-        FetchproxyServer(kafka.bootstrap) as proxy,
-        open_connections(proxy.bootstrap, _WARM_CONNECTIONS),
+        FetchproxyServer(kafka.bootstrap, settings) as proxy,
+        open_connections(proxy.bootstrap, _WARM_CONNECTIONS, *more),
     ):
         time.sleep(_SETTLE_S)
         kib, files = resident_mib(proxy.pid) * 1024, open_files(proxy.pid)
-        more = measured.idle - _WARM_CONNECTIONS
-        with open_connections(proxy.bootstrap, more):
+        further = count - _WARM_CONNECTIONS
+        with open_connections(proxy.bootstrap, further, *more):
             time.sleep(_SETTLE_S)
-            measured.idle_kib = (resident_mib(proxy.pid) * 1024 - kib) / more
-            measured.files_each = (open_files(proxy.pid) - files) / more
+            kib = (resident_mib(proxy.pid) * 1024 - kib) / further
+            return Idle(count, kib, (open_files(proxy.pid) - files) / further)
 
 
 # -- spread --------------------------------------------------------------------------------------
@@ -260,7 +278,10 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         fill(kafka.bootstrap, SMALL, 1, 1, SMALL_SHAPE)
         measured = measure_spread(kafka, options, console)
         console.print("idle connections")
-        measure_idle(kafka, options.connections, measured)
+        measured.idle = measure_idle(kafka, options.connections)
+        with tempfile.TemporaryDirectory() as folder:
+            pem = certificate(Path(folder))
+            measured.idle_tls = measure_idle(kafka, options.tls_connections, pem)
         looked_up = look_ups.measure(
             kafka, options.partitions, options.cluster_partitions, options.rounds, console
         )
@@ -277,6 +298,7 @@ PART = Part(
         Size("seconds", 2, 1, "of small fetches, each time"),
         Size("mib", 256, 16, "in each of the two topics"),
         Size("connections", 10_000, 300, "idle ones; as many as the limit of open files allows"),
+        Size("tls-connections", 1_000, 200, "the same, by TLS"),
         Size("partitions", 2_000, 50, "looked up at once, of an archived topic and of another"),
         Size("cluster_partitions", 10_000, 250, "of all topics, when that is done again"),
     ),

@@ -109,6 +109,7 @@ TAIL_BESIDE_HOSTILE = at_most(
     "x", 1.5, "≤ 1.5; memory within its plan",
     at_most("most memory of the proxy : its plan", "x", 1.0),
 )  # fmt: skip
+IDLE_TLS_CONNECTIONS = at_most("idle TLS connections: memory each", "KiB", 70)
 WORKERS_TAIL = at_least(
     "two workers : one process, TLS, client and broker leave the cores free, tail",
     "x", 1.7, "≥ 1.7",
@@ -136,6 +137,7 @@ TABLE: tuple[Goal, ...] = (
     FAN_IN,
     ARCHIVING,
     IDLE_CONNECTIONS,
+    IDLE_TLS_CONNECTIONS,
     SPREAD,
     LOOK_UPS,
     SMALL_FETCHES,

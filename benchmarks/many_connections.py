@@ -1,6 +1,7 @@
 """Many connections of one cheap client, either idle or fetching the same record all the time.
 
-`python -m benchmarks.many_connections BOOTSTRAP TOPIC CONNECTIONS SECONDS [SERVER_PID] [--differ]`.
+`python -m benchmarks.many_connections BOOTSTRAP TOPIC CONNECTIONS SECONDS [SERVER_PID] [--differ]
+[--tls]`.
 Each connection begins like a consumer's: ApiVersions, Metadata, and a Fetch of partition 0 at
 offset 0. With SECONDS 0, the program prints a line when all connections are open and keeps them
 idle until stdin ends. Otherwise each connection sends its next fetch when the last one is answered,
@@ -8,7 +9,8 @@ and the program prints `{"requests": …, "seconds": …, "cpu_seconds": …, "s
 the last one of the process SERVER_PID. It is a process of its own, so its memory and CPU time do
 not count as the proxy's.
 
-With --differ, no fetch of a connection equals the one before it: its bytes at most are one more.
+With --differ, no fetch of a connection equals the one before it: its bytes at most are others. With
+--tls, connections speak TLS; they can only be idle.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import json
 import select
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Sequence
@@ -55,19 +58,25 @@ def _encoded(request: Any, version: int) -> bytes:
     return bytes(request.encode(header=True, framed=True))
 
 
-def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket], bytes]:
+def connect(
+    bootstrap: str, topic: str, count: int, tls: bool = False
+) -> tuple[list[socket.socket], bytes]:
     """(connections, the response to their fetch). Raises OSError, or SystemExit if answers
     differ.
     """
     host, _, port = bootstrap.rpartition(":")
     requests = greeting(topic)
     sockets: list[socket.socket] = []
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     expected = b""
     while len(sockets) < count:
         batch = []
         for _ in range(min(_TOGETHER, count - len(sockets))):
             connection = socket.create_connection((host, int(port)), timeout=_STALLED_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls:
+                connection = context.wrap_socket(connection)
             batch.append(connection)
         for request in requests:
             for connection in batch:
@@ -157,7 +166,9 @@ class Load:
 
 
 def main(options: argparse.Namespace) -> None:
-    connections, expected = connect(options.bootstrap, options.topic, options.connections)
+    connections, expected = connect(
+        options.bootstrap, options.topic, options.connections, options.tls
+    )
     if not options.seconds:
         print(json.dumps({"connections": len(connections)}), flush=True)
         sys.stdin.read()
@@ -188,6 +199,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("seconds", type=float)
     parser.add_argument("server_pid", type=int, nargs="?")
     parser.add_argument("--differ", action="store_true")
+    parser.add_argument("--tls", action="store_true")
     return parser.parse_args()
 
 
