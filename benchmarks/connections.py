@@ -47,6 +47,7 @@ from benchmarks.goals import (
 )
 from benchmarks.process_usage import open_files, resident_mib
 from benchmarks.report import Row, goal_rows, ratios, row
+from fetchproxy.runtime.open_files import clients_that_fit
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 
@@ -57,8 +58,6 @@ CONNECTIONS, CONNECTIONS_WIDE = 100, 1000
 SHAPE, SMALL_SHAPE = Shape(1024, "none"), Shape(100, "none")
 
 _WARM_CONNECTIONS = 100  # made before the first measurement, so one-time memory is not counted
-_FILES_A_CONNECTION = 2  # the client's, and the one to the broker
-_FILES_BESIDES = 100
 _SETTLE_S = 6.0  # freed memory goes back to the system every 5 s
 _PROJECT = Path(__file__).parents[1]
 
@@ -152,16 +151,11 @@ def fetch_cpu_rows(cpu_us: dict[tuple[str, bool], list[float]]) -> list[Row]:
 
 
 # -- idle ----------------------------------------------------------------------------------------
-def idle_within(count: int, files_max: int) -> int:
-    """How many connections a proxy can hold if it may open `files_max` files."""
-    return min(count, (files_max - _FILES_BESIDES) // _FILES_A_CONNECTION)
-
-
 def raise_files_max() -> int:
     """Raises the soft limit to the hard one, for this process and those it starts."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    return hard
 
 
 @contextmanager
@@ -189,7 +183,7 @@ def measure_idle(kafka: KafkaServer, count: int, pem: Path | None = None) -> Idl
     """
     settings = {} if pem is None else {"gateway.tls_certificate_file": str(pem)}
     more = () if pem is None else ("--tls",)
-    count = idle_within(count, raise_files_max())
+    count = clients_that_fit(raise_files_max(), count)
     with (
         FetchproxyServer(kafka.bootstrap, settings) as proxy,
         open_connections(proxy.bootstrap, _WARM_CONNECTIONS, *more),

@@ -102,12 +102,6 @@ def test_slower_with_pacing_is_missed() -> None:
 
 
 # -- connections and look-ups --------------------------------------------------------------------
-def test_idle_connections_are_as_many_as_files_allow() -> None:
-    assert connections.idle_within(10_000, 65_536) == 10_000
-    assert connections.idle_within(10_000, 20_000) == 9_950
-    assert connections.idle_within(300, 20_000) == 300
-
-
 def test_rates_of_connections_are_compared_within_a_round() -> None:
     few, many = connections.CONNECTIONS, connections.CONNECTIONS_WIDE
     narrow, wide = connections.PARTITIONS, connections.PARTITIONS_WIDE
