@@ -3,7 +3,9 @@
 A separate process holds the idle connections. The growth of the proxy's memory is divided by their
 number; behind each of them the proxy has a connection to the broker.
 
-Small fetches go over 100 and over 1,000 connections in turn. The same bytes are read in turn from a
+Small fetches go over 100 and over 1,000 connections in turn, and over 1,000 connections on which no
+fetch equals the one before it. The CPU time of the proxy and of the relay is divided by the number
+of fetches. The same bytes are read in turn from a
 topic and from one with ten times the partitions. The result is the share of the rate that remains
 when the load is spread wider.
 
@@ -19,6 +21,7 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,13 +32,22 @@ from rich.console import Console
 
 from benchmarks import look_ups
 from benchmarks.bare_relay import BareRelay
+from benchmarks.certificate import certificate
 from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY, FetchproxyServer
 from benchmarks.drain import UNPAUSED
 from benchmarks.filling import Shape, fill
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
-from benchmarks.goals import IDLE_CONNECTIONS, SMALL_FETCHES, SPREAD
+from benchmarks.goals import (
+    DIFFERENT_FETCH_CPU,
+    IDLE_CONNECTIONS,
+    IDLE_TLS_CONNECTIONS,
+    SMALL_FETCH_CPU,
+    SMALL_FETCHES,
+    SPREAD,
+)
 from benchmarks.process_usage import open_files, resident_mib
 from benchmarks.report import Row, goal_rows, ratios, row
+from fetchproxy.runtime.open_files import clients_that_fit
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 
@@ -46,10 +58,17 @@ CONNECTIONS, CONNECTIONS_WIDE = 100, 1000
 SHAPE, SMALL_SHAPE = Shape(1024, "none"), Shape(100, "none")
 
 _WARM_CONNECTIONS = 100  # made before the first measurement, so one-time memory is not counted
-_FILES_A_CONNECTION = 2  # the client's, and the one to the broker
-_FILES_BESIDES = 100
 _SETTLE_S = 6.0  # freed memory goes back to the system every 5 s
 _PROJECT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """`kib`, `files`: of the proxy, for each of `count` idle connections."""
+
+    count: int = 0
+    kib: float = 0.0
+    files: float = 0.0
 
 
 @dataclass(slots=True)
@@ -57,10 +76,11 @@ class Measured:
     """Rates by (contestant, connections or partitions), with an entry for each round."""
 
     requests_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    # Of the proxy or relay, by (contestant, whether all fetches differ), over 1,000 connections.
+    cpu_us: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
     mb_per_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    idle_kib: float = 0.0  # of each connection
-    idle: int = 0
-    files_each: float = 0.0
+    idle: Idle = field(default_factory=lambda: Idle())
+    idle_tls: Idle = field(default_factory=lambda: Idle())
 
 
 def rows_of(measured: Measured) -> list[Row]:
@@ -71,17 +91,20 @@ def rows_of(measured: Measured) -> list[Row]:
     ) -> list[float]:
         return ratios(rates[name, wide], rates[name, narrow])
 
-    rows = goal_rows(IDLE_CONNECTIONS, [measured.idle_kib])
+    rows = goal_rows(IDLE_CONNECTIONS, [measured.idle.kib])
     rows += [
-        row("idle connections held", "", [measured.idle]),
-        row("sockets of the proxy for each", "", [measured.files_each]),
+        row("idle connections held", "", [measured.idle.count]),
+        row("sockets of the proxy for each", "", [measured.idle.files]),
     ]
+    rows += goal_rows(IDLE_TLS_CONNECTIONS, [measured.idle_tls.kib])
+    rows.append(row("idle TLS connections held", "", [measured.idle_tls.count]))
     rows += goal_rows(
         SPREAD,
         spread(requests, FETCHPROXY, CONNECTIONS_WIDE, CONNECTIONS),
         spread(speeds, FETCHPROXY, PARTITIONS_WIDE, PARTITIONS),
     )
     rows += small_fetch_rows(requests)
+    rows += fetch_cpu_rows(measured.cpu_us)
     rows += [
         row(
             f"requests/s over {CONNECTIONS_WIDE} : {CONNECTIONS} connections, {DIRECT}",
@@ -118,25 +141,29 @@ def small_fetch_rows(requests: dict[tuple[str, int], list[float]]) -> list[Row]:
     return rows
 
 
+def fetch_cpu_rows(cpu_us: dict[tuple[str, bool], list[float]]) -> list[Row]:
+    """Microseconds of CPU for each small fetch: fetchproxy's, and the bare relay's beside it."""
+    rows = goal_rows(SMALL_FETCH_CPU, cpu_us[FETCHPROXY, False])
+    rows += goal_rows(DIFFERENT_FETCH_CPU, cpu_us[FETCHPROXY, True])
+    for differ, which in ((False, "a small fetch"), (True, "a small fetch unlike the one before")):
+        rows.append(row(f"CPU of {which}, {BARE_RELAY}", "µs", cpu_us[BARE_RELAY, differ]))
+    return rows
+
+
 # -- idle ----------------------------------------------------------------------------------------
-def idle_within(count: int, files_max: int) -> int:
-    """How many connections a proxy can hold if it may open `files_max` files."""
-    return min(count, (files_max - _FILES_BESIDES) // _FILES_A_CONNECTION)
-
-
 def raise_files_max() -> int:
     """Raises the soft limit to the hard one, for this process and those it starts."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    return hard
 
 
 @contextmanager
-def open_connections(bootstrap: str, count: int) -> Iterator[None]:
+def open_connections(bootstrap: str, count: int, *more: str) -> Iterator[None]:
     """Holds `count` idle connections. Raises PartFailed."""
     command = [sys.executable, "-m", "benchmarks.many_connections", bootstrap, SMALL, str(count)]
     with subprocess.Popen(
-        [*command, "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_PROJECT
+        [*command, "0", *more], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_PROJECT
     ) as client:
         assert client.stdin is not None
         assert client.stdout is not None
@@ -149,20 +176,25 @@ def open_connections(bootstrap: str, count: int) -> Iterator[None]:
             client.stdin.close()
 
 
-def measure_idle(kafka: KafkaServer, count: int, measured: Measured) -> None:
-    """Uses a proxy of its own. The kernel's socket memory is not the process's and not counted."""
-    measured.idle = idle_within(count, raise_files_max())
+def measure_idle(kafka: KafkaServer, count: int, pem: Path | None = None) -> Idle:
+    """Uses a proxy of its own. The kernel's socket memory is not the process's and not counted.
+
+    `pem`: a certificate and its key; the clients then speak TLS.
+    """
+    settings = {} if pem is None else {"gateway.tls_certificate_file": str(pem)}
+    more = () if pem is None else ("--tls",)
+    count = clients_that_fit(raise_files_max(), count)
     with (
-        FetchproxyServer(kafka.bootstrap) as proxy,
-        open_connections(proxy.bootstrap, _WARM_CONNECTIONS),
+        FetchproxyServer(kafka.bootstrap, settings) as proxy,
+        open_connections(proxy.bootstrap, _WARM_CONNECTIONS, *more),
     ):
         time.sleep(_SETTLE_S)
         kib, files = resident_mib(proxy.pid) * 1024, open_files(proxy.pid)
-        more = measured.idle - _WARM_CONNECTIONS
-        with open_connections(proxy.bootstrap, more):
+        further = count - _WARM_CONNECTIONS
+        with open_connections(proxy.bootstrap, further, *more):
             time.sleep(_SETTLE_S)
-            measured.idle_kib = (resident_mib(proxy.pid) * 1024 - kib) / more
-            measured.files_each = (open_files(proxy.pid) - files) / more
+            kib = (resident_mib(proxy.pid) * 1024 - kib) / further
+            return Idle(count, kib, (open_files(proxy.pid) - files) / further)
 
 
 # -- spread --------------------------------------------------------------------------------------
@@ -178,12 +210,22 @@ def measure_spread(kafka: KafkaServer, options: argparse.Namespace, console: Con
     ):
         proxied, control = (FETCHPROXY, proxy.bootstrap), (DIRECT, kafka.bootstrap)
         ways = (proxied, control, (BARE_RELAY, relay.bootstrap))
+        servers = {FETCHPROXY: proxy.pid, BARE_RELAY: relay.pid}
         for number in range(options.rounds + 1):  # round 0 warms up
             for count in in_turn((CONNECTIONS, CONNECTIONS_WIDE), number):
                 for name, bootstrap in in_turn(ways, number):
-                    rate = _requests_per_s(bootstrap, count, options.seconds)
-                    if number:
-                        measured.requests_per_s.setdefault((name, count), []).append(rate)
+                    load = _small_fetches(bootstrap, count, options.seconds, servers.get(name, 0))
+                    if not number:
+                        continue
+                    measured.requests_per_s.setdefault((name, count), []).append(load.per_s)
+                    if count == CONNECTIONS_WIDE and name in servers:
+                        measured.cpu_us.setdefault((name, False), []).append(load.server_us)
+            for name, bootstrap in in_turn((proxied, (BARE_RELAY, relay.bootstrap)), number):
+                load = _small_fetches(
+                    bootstrap, CONNECTIONS_WIDE, options.seconds, servers[name], "--differ"
+                )
+                if number:
+                    measured.cpu_us.setdefault((name, True), []).append(load.server_us)
             # The broker itself is read only in every second round: it shows just the machine's
             # part.
             for name, bootstrap in in_turn([proxied, control], number) if number % 2 else [proxied]:
@@ -199,9 +241,22 @@ def _topic(partitions: int) -> str:
     return f"benchmark-{partitions}-partitions"
 
 
-def _requests_per_s(bootstrap: str, connections: int, seconds: int) -> float:
-    outcome = child("benchmarks.many_connections", bootstrap, SMALL, str(connections), str(seconds))
-    return float(outcome["requests"] / outcome["seconds"])
+@dataclass(frozen=True, slots=True)
+class _SmallFetches:
+    per_s: float
+    server_us: float  # CPU of the server for each
+
+
+def _small_fetches(
+    bootstrap: str, connections: int, seconds: int, server_pid: int, *more: str
+) -> _SmallFetches:
+    """`server_pid` 0: the CPU of the server is not measured."""
+    arguments = (bootstrap, SMALL, str(connections), str(seconds), str(server_pid), *more)
+    outcome = child("benchmarks.many_connections", *arguments)
+    requests = outcome["requests"]
+    return _SmallFetches(
+        requests / outcome["seconds"], 1e6 * outcome["server_cpu_seconds"] / requests
+    )
 
 
 def _mb_per_s(bootstrap: str, partitions: int, records: int) -> float:
@@ -217,7 +272,10 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         fill(kafka.bootstrap, SMALL, 1, 1, SMALL_SHAPE)
         measured = measure_spread(kafka, options, console)
         console.print("idle connections")
-        measure_idle(kafka, options.connections, measured)
+        measured.idle = measure_idle(kafka, options.connections)
+        with tempfile.TemporaryDirectory() as folder:
+            pem = certificate(Path(folder))
+            measured.idle_tls = measure_idle(kafka, options.tls_connections, pem)
         looked_up = look_ups.measure(
             kafka, options.partitions, options.cluster_partitions, options.rounds, console
         )
@@ -234,6 +292,7 @@ PART = Part(
         Size("seconds", 2, 1, "of small fetches, each time"),
         Size("mib", 256, 16, "in each of the two topics"),
         Size("connections", 10_000, 300, "idle ones; as many as the limit of open files allows"),
+        Size("tls-connections", 1_000, 200, "the same, by TLS"),
         Size("partitions", 2_000, 50, "looked up at once, of an archived topic and of another"),
         Size("cluster_partitions", 10_000, 250, "of all topics, when that is done again"),
     ),

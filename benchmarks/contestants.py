@@ -102,17 +102,24 @@ class FetchproxyServer:
 
 @contextmanager
 def contestants(
-    kafka: KafkaServer, left_out: frozenset[str], settings: Mapping[str, str] | None = None
+    kafka: KafkaServer,
+    left_out: frozenset[str],
+    settings: Mapping[str, str] | None = None,
+    pem: Path | None = None,
 ) -> Iterator[tuple[list[Contestant], list[str]]]:
     """Yields the contestants that run, and a line for each one that cannot.
 
-    `settings`: values for fetchproxy's `--set`.
+    `settings`: values for fetchproxy's `--set`. `pem`: a certificate and its key, in one file.
+    With it, clients of both proxies speak TLS, and there is no direct way.
     """
+    settings = dict(settings or {})
+    if pem is not None:
+        settings["gateway.tls_certificate_file"] = str(pem)
     with ExitStack() as running:
-        present = [Contestant(DIRECT, kafka.bootstrap, None)]
+        present = [Contestant(DIRECT, kafka.bootstrap, None)] if pem is None else []
         absent: list[str] = []
         if KROXYLICIOUS not in left_out:
-            peer = KroxyliciousProxy(kafka.bootstrap)
+            peer = KroxyliciousProxy(kafka.bootstrap, pem=pem)
             try:
                 running.enter_context(peer)
             except PartMissing as missing:

@@ -21,22 +21,31 @@ _BATCH_RECORDS = 10_000  # `consume` makes the message objects in C; Python only
 _SETTINGS = {"group.id": "benchmark", "enable.auto.commit": False, "auto.offset.reset": "error"}
 STOCK = "stock"
 UNPAUSED = "unpaused"
+TLS = "TLS"
+PLAINTEXT = (STOCK, UNPAUSED)
 # A stock librdkafka stops fetching for a second when 64 MiB of records wait for its application.
 # Users run this client, but it tells more about the pauses than about the way to the broker: a
-# faster way only causes more pauses. The second consumer has large fetches and does not pause.
-CONSUMERS: dict[str, dict[str, int]] = {
+# faster way only causes more pauses. The second consumer has large fetches and does not pause. The
+# third does the same by TLS.
+_UNPAUSED: dict[str, int | str] = {
+    "max.partition.fetch.bytes": 4 * 1024 * 1024,
+    "queued.max.messages.kbytes": 256 * 1024,
+    "queued.min.messages": 10_000_000,
+    "fetch.queue.backoff.ms": 1,
+}
+CONSUMERS: dict[str, dict[str, int | str]] = {
     STOCK: {},
-    UNPAUSED: {
-        "max.partition.fetch.bytes": 4 * 1024 * 1024,
-        "queued.max.messages.kbytes": 256 * 1024,
-        "queued.min.messages": 10_000_000,
-        "fetch.queue.backoff.ms": 1,
+    UNPAUSED: _UNPAUSED,
+    TLS: {
+        **_UNPAUSED,
+        "security.protocol": "SSL",
+        "enable.ssl.certificate.verification": "false",
     },
 }
 
 
 def drain(
-    settings: Mapping[str, int], bootstrap: str, topic: str, partitions: int, records: int
+    settings: Mapping[str, int | str], bootstrap: str, topic: str, partitions: int, records: int
 ) -> tuple[float, float]:
     """(seconds, CPU seconds of this process), from the first fetch. Raises KafkaException."""
     consumer = Consumer({"bootstrap.servers": bootstrap, **_SETTINGS, **settings})

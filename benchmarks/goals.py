@@ -115,12 +115,17 @@ TAIL_BESIDE_HOSTILE = at_most(
     "x", 1.5, "≤ 1.5; memory within its plan",
     at_most("most memory of the proxy : its plan", "x", 1.0),
 )  # fmt: skip
+IDLE_TLS_CONNECTIONS = at_most("idle TLS connections: memory each", "KiB", 70)
 WORKERS_TAIL = at_least(
     "two workers : one process, TLS, client and broker leave the cores free, tail",
     "x", 1.7, "≥ 1.7",
     at_least("replay", "x", 1.7),
 )  # fmt: skip
-SMALL_FETCHES = at_least("small fetches over 1,000 connections : direct", "x", 0.5)
+SMALL_FETCHES = at_least("small fetches over 1,000 connections : direct", "x", 0.45)
+SMALL_FETCH_CPU = at_most("CPU of a small fetch over 1,000 connections", "µs", 75)
+DIFFERENT_FETCH_CPU = at_most(
+    "CPU of a small fetch unlike the one before, over 1,000 connections", "µs", 130
+)
 
 TABLE: tuple[Goal, ...] = (
     TAIL_THROUGHPUT,
@@ -138,9 +143,12 @@ TABLE: tuple[Goal, ...] = (
     FAN_IN,
     ARCHIVING,
     IDLE_CONNECTIONS,
+    IDLE_TLS_CONNECTIONS,
     SPREAD,
     LOOK_UPS,
     SMALL_FETCHES,
+    SMALL_FETCH_CPU,
+    DIFFERENT_FETCH_CPU,
     TAIL_BESIDE_HOSTILE,
     WORKERS_TAIL,
 )

@@ -23,7 +23,7 @@ from struct import Struct
 from typing import Self
 
 _STALLED_S = 60.0
-_PARTITION_BYTES_MAX = 1024 * 1024  # max.partition.fetch.bytes
+PARTITION_BYTES_MAX = 1024 * 1024  # max.partition.fetch.bytes
 _FETCH_BYTES_MAX = 50 * 1024 * 1024  # fetch.max.bytes
 _WAIT_MS = 500
 
@@ -59,7 +59,7 @@ def request(topic: str, offsets: Sequence[tuple[int, int]], correlation: int) ->
         (1).to_bytes(4, "big") + len(name).to_bytes(2, "big") + name,
         len(offsets).to_bytes(4, "big"),
         *(
-            _PARTITION_REQUEST.pack(each, -1, offset, -1, _PARTITION_BYTES_MAX)
+            _PARTITION_REQUEST.pack(each, -1, offset, -1, PARTITION_BYTES_MAX)
             for each, offset in offsets
         ),
         bytes(4) + bytes(2),  # no topic forgotten, no rack

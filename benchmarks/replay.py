@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks import goals
 from benchmarks.contestants import FETCHPROXY, FetchproxyServer
-from benchmarks.drain import CONSUMERS, STOCK
+from benchmarks.drain import PLAINTEXT, STOCK
 from benchmarks.filling import Shape
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
 from benchmarks.process_usage import CpuMeter, resident_mib_max
@@ -97,7 +97,7 @@ def readers_of(shape: Shape) -> list[str]:
     """All readers for the shape of the goals, and the two extremes for other shapes."""
     if shape != MAIN:
         return [_LIBRDKAFKA.format(STOCK), _EIGHT]
-    return [*(_LIBRDKAFKA.format(each) for each in CONSUMERS), *_RAW]
+    return [*(_LIBRDKAFKA.format(each) for each in PLAINTEXT), *_RAW]
 
 
 def replay_once(reader: str, side: Side) -> Run:

@@ -2,7 +2,7 @@
 
 The same topic of the same broker is read directly, through Kroxylicious and through fetchproxy, in
 turn, round after round. Ratios are taken within a round, so that other load on the machine affects
-all alike.
+all alike. By TLS, it is read through both proxies, which encrypt for the consumer alone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 
 from confluent_kafka import KafkaException, Producer
@@ -19,6 +21,7 @@ from rich.console import Console
 
 from benchmarks import goals
 from benchmarks.bare_relay import BareRelay
+from benchmarks.certificate import certificate
 from benchmarks.contestants import (
     BARE_RELAY,
     DIRECT,
@@ -27,7 +30,7 @@ from benchmarks.contestants import (
     Contestant,
     contestants,
 )
-from benchmarks.drain import CONSUMERS, STOCK
+from benchmarks.drain import PLAINTEXT, STOCK, TLS
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
 from benchmarks.process_usage import cpu_seconds, resident_mib_max
 from benchmarks.report import Row, goal_rows, ratios, row
@@ -103,20 +106,29 @@ def _cpu_of(kafka: KafkaServer, way: Contestant) -> tuple[float, float]:
 
 
 def measured_rounds(
-    kafka: KafkaServer, ways: Sequence[Contestant], options: argparse.Namespace, console: Console
+    kafka: KafkaServer,
+    ways: Sequence[Contestant],
+    tls_ways: Sequence[Contestant],
+    options: argparse.Namespace,
+    console: Console,
 ) -> Measured:
+    """`tls_ways`: those whose clients speak TLS."""
     records = options.mib * MIB // RECORD_BYTES
     kafka.create_topic(TOPIC, PARTITIONS)
     console.print(f"writing {options.mib} MiB in records of {RECORD_BYTES} bytes")
     fill(kafka.bootstrap, TOPIC, records)
-    measured = Measured(drains={(consumer, way.name): [] for consumer in CONSUMERS for way in ways})
+    by_consumer = {**dict.fromkeys(PLAINTEXT, ways), TLS: tls_ways}
+    measured = Measured(
+        drains={
+            (consumer, way.name): [] for consumer in by_consumer for way in by_consumer[consumer]
+        }
+    )
     for number in range(options.rounds + 1):
         # Round 0 warms up: page cache, connections, Java's compiler.
-        ordered = in_turn(ways, number)
         drains = {
             (consumer, way.name): drain_once(kafka, consumer, way, records)
-            for consumer in CONSUMERS
-            for way in ordered
+            for consumer, all_ways in by_consumer.items()
+            for way in in_turn(all_ways, number)
         }
         console.print(_progress(number, options.rounds, drains))
         for key, each in drains.items() if number else ():
@@ -130,7 +142,7 @@ def measured_rounds(
 def _progress(number: int, rounds: int, drains: dict[tuple[str, str], Drain]) -> str:
     label = f"round {number} of {rounds}" if number else "warm-up"
     parts = []
-    for consumer in CONSUMERS:
+    for consumer in (*PLAINTEXT, TLS):
         speeds = (f"{key[1]} {d.mb_per_s:.0f}" for key, d in drains.items() if key[0] == consumer)
         parts.append(f"MB/s, {consumer} consumer: {', '.join(speeds)}")
     return f"{label}\n  " + "\n  ".join(parts)
@@ -142,7 +154,7 @@ def rows_of(measured: Measured, mib: int) -> list[Row]:
     for (consumer, name), drains in measured.drains.items():
         speeds = [each.mb_per_s for each in drains]
         rows.append(row(f"throughput, {consumer} consumer, {name}", "MB/s", speeds))
-    for consumer in CONSUMERS:
+    for consumer in (*PLAINTEXT, TLS):
         rows += _ratio_rows(measured, consumer)
     for process in ("proxy_cpu", "client_cpu", "broker_cpu"):
         for (consumer, name), drains in measured.drains.items():
@@ -180,7 +192,9 @@ def _goals_met(measured: Measured) -> list[Row]:
 def _ratio_rows(measured: Measured, consumer: str) -> list[Row]:
     rows = []
     for figure, unit in (("mb_per_s", "throughput"), ("proxy_cpu", "CPU of the proxy")):
-        proxy_figures = [getattr(each, figure) for each in measured.drains[consumer, FETCHPROXY]]
+        proxy_figures = [
+            getattr(each, figure) for each in measured.drains.get((consumer, FETCHPROXY), ())
+        ]
         for other in (DIRECT, KROXYLICIOUS):
             other_figures = [
                 getattr(each, figure) for each in measured.drains.get((consumer, other), ())
@@ -204,13 +218,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
     settings = dict(text.split("=", 1) for text in options.settings)
     relay = BareRelay()
+    without = frozenset(options.without)
     with (
+        tempfile.TemporaryDirectory() as folder,
         KafkaServer(relay.told_by_kafka()) as kafka,
-        contestants(kafka, frozenset(options.without), settings) as (ways, absent),
+        contestants(kafka, without, settings) as (ways, absent),
     ):
         for line in absent:
             console.print(f"not compared: {line}", markup=False)
-        measured = measured_rounds(kafka, ways, options, console)
+        pem = certificate(Path(folder))
+        with contestants(kafka, without, settings, pem) as (tls_ways, _):
+            measured = measured_rounds(kafka, ways, tls_ways, options, console)
         with relay:
             with_relay = [*ways, Contestant(BARE_RELAY, relay.bootstrap, relay.pid)]
             for way in with_relay:

@@ -20,17 +20,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.error import URLError
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from rich.console import Console
 
 from benchmarks.bare_relay import BareRelay
+from benchmarks.certificate import certificate
 from benchmarks.contestants import FetchproxyServer
 from benchmarks.filling import Shape, fill
 from benchmarks.frame import Outcome, Part, Size, child, in_turn
@@ -107,24 +103,6 @@ def by_cpu(one: Sequence[Turn], two: Sequence[Turn]) -> list[float]:
         2 * alone.cpu_s_per_gb("server") / both.all_cpu_s_per_gb
         for alone, both in zip(one, two, strict=True)
     ]
-
-
-def certificate(folder: Path) -> Path:
-    """A new one with its key, in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name)
-    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(now - timedelta(days=1))
-    made = builder.not_valid_after(now + timedelta(days=1)).sign(key, hashes.SHA256())
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    file = folder / "certificate.pem"
-    file.write_bytes(made.public_bytes(pem) + private)
-    return file
 
 
 def children(pid: int) -> list[int]:

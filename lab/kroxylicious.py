@@ -37,6 +37,12 @@ virtualClusters:
               start: 0
               end: {node_id_max}
 """
+_TLS = """\
+        tls:
+          key:
+            privateKeyFile: {pem}
+            certificateFile: {pem}
+"""
 
 
 def kroxylicious_classes() -> Path:
@@ -67,10 +73,14 @@ def kroxylicious_classes() -> Path:
 
 
 class KroxyliciousProxy(OneProcess):
-    """`with KroxyliciousProxy(kafka.bootstrap) as proxy: … proxy.bootstrap` (node ids 0 to 3)."""
+    """`with KroxyliciousProxy(kafka.bootstrap) as proxy: … proxy.bootstrap` (node ids 0 to 3).
 
-    def __init__(self, upstream: str, heap: str = "512m") -> None:
+    `pem`: a file with a certificate and its key, for clients that speak TLS.
+    """
+
+    def __init__(self, upstream: str, heap: str = "512m", pem: Path | None = None) -> None:
         self._upstream = upstream
+        self._pem = pem
         self._heap = heap
         self._folder = Path(tempfile.mkdtemp(prefix="lab-kroxylicious-"))
         self._port = 0
@@ -83,14 +93,15 @@ class KroxyliciousProxy(OneProcess):
         """Returns when the proxy accepts connections. Raises PartMissing and PartFailed."""
         self._port = free_ports(2 + _NODE_ID_MAX)
         configuration = self._folder / "proxy.yaml"
-        configuration.write_text(
-            _CONFIGURATION.format(
-                upstream=self._upstream,
-                port=self._port,
-                node_port=self._port + 1,
-                node_id_max=_NODE_ID_MAX,
-            )
+        text = _CONFIGURATION.format(
+            upstream=self._upstream,
+            port=self._port,
+            node_port=self._port + 1,
+            node_id_max=_NODE_ID_MAX,
         )
+        if self._pem is not None:
+            text += _TLS.format(pem=self._pem)
+        configuration.write_text(text)
         classes = kroxylicious_classes()
         command = find_java().command(
             f"{classes}:{classes}/*", f"-Xmx{self._heap}", "KroxyliciousMain", str(configuration)

@@ -7,18 +7,20 @@ import socket
 import threading
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from fetchproxy_protocol.apis import MalformedMessage
-from fetchproxy_protocol.fetch import fetch_offset, parse_fetch_request
+from fetchproxy_protocol.fetch import entry_bytes_max, fetch_offset, parse_fetch_request
 from fetchproxy_protocol.headers import peek_request_header
 from fetchproxy_protocol.primitives import INT32
 
 from benchmarks import filling as batches
 from benchmarks import hostile_connections as harm
 from benchmarks.bare_relay import BareRelay
+from benchmarks.certificate import certificate
 from benchmarks.discarding_client import Connection, drain
 from benchmarks.many_connections import Load, greeting, receive
 from benchmarks.numbered_records import RECORD_BYTES_MAX, fill, value_of
@@ -26,7 +28,6 @@ from benchmarks.pipeline import payloads, planning
 from benchmarks.raw_fetch import RawConnection
 from benchmarks.recorded_broker import RecordedBroker
 from benchmarks.replayers import Course, ReplayerProcess
-from benchmarks.workers import certificate
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.serving.limits import ServingLimits
 from lab.errors import PartFailed
@@ -92,6 +93,35 @@ def test_a_load_counts_right_answers_and_ends_at_a_wrong_one(
         client.close()
         thread.join(10.0)
     load.close()
+
+
+def test_fetches_that_differ_are_legal_and_never_equal() -> None:
+    client, server = socket.socketpair()
+    frames: list[bytes] = []
+
+    def serve_fetches() -> None:
+        with suppress(OSError):  # the client has closed
+            while frame := server.recv(65_536):
+                frames.append(frame)
+                server.sendall(EXPECTED[:4] + frame[8:12] + b"answered")
+
+    thread = threading.Thread(target=serve_fetches)
+    with client, server:
+        load = Load([client], greeting("orders")[-1], EXPECTED, differ=True)
+        thread.start()
+        while load.responded < 3:
+            load.run(0.05)
+        client.shutdown(socket.SHUT_RDWR)
+        thread.join(10.0)
+    load.close()
+    sizes = set()
+    for frame in frames:
+        head = peek_request_header(memoryview(frame), 4, len(frame))
+        request = parse_fetch_request(memoryview(frame)[4:], head.body_position - 4)
+        (entry,) = request.partitions.values()
+        assert fetch_offset(entry) == 0
+        sizes.add(entry_bytes_max(entry))
+    assert len(sizes) == len(frames) >= 3
 
 
 def test_an_answer_is_received_whole() -> None:
