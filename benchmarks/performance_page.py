@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import contestants, goals, workers
+from benchmarks import goals, workers
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -47,10 +47,6 @@ LINES = (
     Line("tail", "throughput, unpaused consumer, fetchproxy / direct",
          "Tail: a consumer without pauses ÷ direct", "two cores for broker, proxy and client"),
     Line("tail", goals.TAIL_CPU.words, "Tail: CPU per GB ÷ Kroxylicious", "send and recv"),
-    Line("tail", "CPU of the proxy, TLS consumer, fetchproxy", "Tail by TLS: CPU per GB",
-         "encryption"),
-    Line("tail", "CPU of the proxy, TLS consumer, fetchproxy / kroxylicious",
-         "Tail by TLS: CPU per GB ÷ Kroxylicious", "encryption"),
     Line("replay", goals.REPLAY_LIBRDKAFKA.words,
          "Replay: stock librdkafka ÷ Kafka's tiered storage", "the consumer"),
     Line("replay", goals.REPLAY_RAW.words,
@@ -81,14 +77,8 @@ LINES = (
     Line("archive", "archiving to S3 server : bare uploads to the S3 server, 1 KiB records",
          "Archiving to S3 ÷ bare uploads", "the server shares the cores"),
     Line("connections", goals.IDLE_CONNECTIONS.words, "Memory of an idle connection", ""),
-    Line("connections", goals.IDLE_TLS_CONNECTIONS.words, "Memory of an idle TLS connection", ""),
     Line("connections", goals.SMALL_FETCHES.words, "Small fetches, 1,000 connections ÷ direct",
          "one core; a bare asyncio relay reaches 0.43 of direct"),
-    Line("connections", goals.SMALL_FETCH_CPU.words, "… CPU of a fetch that repeats", "kernel"),
-    Line("connections", f"CPU of a small fetch, {contestants.BARE_RELAY}",
-         "… the same, a bare asyncio relay", ""),
-    Line("connections", goals.DIFFERENT_FETCH_CPU.words, "… CPU of a fetch that differs",
-         "parsing"),
     Line("connections", goals.SPREAD.words, "Rate of small fetches, 1,000 ÷ 100 connections",
          "caches of the processor"),
     Line("connections", _also(goals.SPREAD), "Throughput, 100 ÷ 10 partitions", ""),
@@ -110,8 +100,6 @@ LINES = (
     Line("workers", workers.CEILING, "… the machine: two bare TLS relays : one, tail", ""),
     Line("workers", "tail, one process: cores that the server used",
          "… cores that the one process got", "1 on a machine without other work"),
-    Line("workers", "replay, one process: CPU of the server", "Replay by TLS: CPU per GB",
-         "encryption"),
     Line("pipeline", "100 B, all columns: remotelog / Kafka source",
          "Spark, 100 B ÷ Spark's Kafka source", "the pipe to the JVM"),
     Line("pipeline", "1024 B, all columns: remotelog / Kafka source",
