@@ -412,7 +412,7 @@ class BatchSearch:
 
     As Kafka's FileRecords.searchForTimestamp within one batch: under LogAppendTime every record has
     the batch's maximum as its timestamp. While `room` is not None, call `unpack`, then take all
-    steps of `steps`. Then `position` has (offset, timestamp in ms), or None if no record qualifies. If
+    steps of `steps`. Then `position` has (offset, timestamp in ms); None: no record qualifies. If
     SEARCHED_BYTES_MAX or SEARCHED_RECORDS_MAX is reached first, it has the first unread offset with
     the batch's largest timestamp: a client that reads from there gets some earlier records and
     misses none. Both methods raise `WireError` for broken records.
