@@ -200,10 +200,8 @@ class Journal:
         known of one of them.
         """
         led = [one.caught_up_at for one in self.partitions().values() if one.leads]
-        if not led:
-            return asyncio.get_running_loop().time()
-        known = [at for at in led if at is not None]
-        return min(known) if len(known) == len(led) else None
+        safe_until = min(led, default=asyncio.get_running_loop().time())
+        return None if safe_until == float("-inf") else safe_until
 
     async def _gains(self) -> tuple[list[_Gain], bool]:
         """What is in no object yet, those that waited longest first. True: there is more."""

@@ -418,8 +418,9 @@ class ManagedPartition:
     stopped: bool = False
     failure: Exception | None = None  # of the last turn
     led: bool = False  # by this archiver, at the last change of leadership
-    # Loop time (s) before which it has all records of the log, up to the last stable offset.
-    caught_up_at: float | None = None
+    # Loop time (s) before which it has all records of the log, up to the last stable offset. -inf:
+    # it has read none.
+    caught_up_at: float = float("-inf")
 
     @property
     def tp(self) -> TopicIdPartition:
@@ -443,10 +444,10 @@ class ManagedPartition:
                 if failure is None and self.compacted is None:
                     failure = await self._attempt(Step.DELETE, self.local_retention.trim(self.tp))
                 self.step = Step.COPY
-                begun_at = asyncio.get_running_loop().time()
                 more = await (self.compacted or self.archiver).process()
-                if not more and self.archiver.has_all:
-                    self.caught_up_at = begun_at
+                if self.archiver.has_all:
+                    # Not this turn's begin: it may have read nothing (`CopyPace`).
+                    self.caught_up_at = self.archiver.accumulator.read_at
             else:
                 await self.release()
             more = await self._refresh() or more

@@ -55,6 +55,24 @@ def produce(mock: MockCluster, count: int) -> None:
     assert producer.flush(180) == 0
 
 
+def produce_one(mock: MockCluster, partition: int, value: bytes) -> None:
+    producer = Producer({"bootstrap.servers": mock.bootstrap})
+    producer.produce(TOPIC, value=value, partition=partition)
+    assert producer.flush(180) == 0
+
+
+def read_up_to(manager: RemoteLogManager) -> list[int]:
+    return [status.accumulated_end or status.archive_end or 0 for status in manager.status()]
+
+
+async def all_turns_end(manager: RemoteLogManager) -> None:
+    """Until each partition has ended a turn that began after this call, or just before."""
+    since_ms = wall_clock_ms() + 1
+    await until_true(
+        lambda: all((status.last_success_ms or 0) > since_ms for status in manager.status())
+    )
+
+
 def journal_of(manager: RemoteLogManager) -> Journal:
     assert manager.journal is not None
     return manager.journal
@@ -64,7 +82,7 @@ async def until_safe(manager: RemoteLogManager, end: int) -> None:
     """Until the journal has each partition up to `end`."""
 
     def safe() -> bool:
-        ends = [status.accumulated_end or status.archive_end or 0 for status in manager.status()]
+        ends = read_up_to(manager)
         point = journal_of(manager).recovery_point()
         return len(ends) == PARTITIONS and min(ends) >= end and point.records == 0
 
@@ -141,6 +159,34 @@ async def test_all_records_are_there_when_brokers_and_archiver_are_gone(
             assert len((await archive.view(tp)).segments) > 1
             assert await archive.batches(tp) == batches
         assert await tables_in(archive) == []
+
+
+async def test_a_partition_that_may_not_be_read_now_is_not_safe(
+    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within `archive.copy_bytes_per_s_max`, turns end without a read."""
+    monkeypatch.setattr(copy_pace, "_ACCUMULATE_MAX_S", 0.05)
+    clock = asyncio.get_running_loop().time
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, **OPEN) as (manager, _),
+    ):
+        await asyncio.to_thread(produce, mock_cluster, 1)
+        await until_safe(manager, 1)
+        object.__setattr__(manager.config, "copy_bytes_per_s_max", 1)  # as `reloading.take`
+        await asyncio.to_thread(produce_one, mock_cluster, 0, bytes(100_000))
+        await until_true(lambda: max(read_up_to(manager)) == 2)
+        await asyncio.to_thread(produce_one, mock_cluster, 1, b"not read")
+        produced_at = clock()
+        await all_turns_end(manager)
+        await all_turns_end(manager)
+        began_at = clock()
+        await until_true(lambda: journal_of(manager)._paces[-1][0] > began_at)  # a write
+        assert sorted(read_up_to(manager)) == [1, 1, 1, 2]
+        unsafe_s = clock() - produced_at
+        age_ms = journal_of(manager).recovery_point().age_ms
+        assert age_ms is not None
+        assert age_ms >= int(1000 * unsafe_s)
 
 
 async def test_what_a_cluster_wrote_before_it_lost_the_archive_stays_out(
