@@ -34,6 +34,7 @@ from fetchproxy.storage.archive_identity import ArchiveIdentity, HandedOver
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from fetchproxy.storage.stores.object_store import Content
+from fetchproxy.writing import copy_pace
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.old_journals import OldJournals
 from fetchproxy.writing.journal import OBJECT_GAIN_BYTES_MAX, Journal
