@@ -250,7 +250,8 @@ def test_librdkafka_goes_on_over_the_border_of_epochs(knowing_node: ArchiveOnlyP
             {
                 "bootstrap.servers": knowing_node.bootstrap,
                 "group.id": "over-epochs",
-                "auto.offset.reset": "error" if read else "earliest",
+                # A partition that no round has read has no commit yet.
+                "auto.offset.reset": "error" if len(dict(read)) == 2 else "earliest",
             }
         )
         consumer.subscribe([NAME])

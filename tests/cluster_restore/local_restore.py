@@ -13,11 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from fetchproxy.cli.cluster_restore import order_of
-from fetchproxy.cluster_restore.plan import RestoreBy
 from fetchproxy.cluster_restore.restore import ClusterRestore, RestoreOrder
 from fetchproxy.config.schema import ClusterConfig, Config, StoreConfig
 
@@ -34,10 +32,8 @@ def local_order(
     config: Config, state_file: Path, local: str | None, replicas: int = 1, **more: Any
 ) -> RestoreOrder:
     """Of the newest state, with so many `replicas` of each partition. `more`: of RestoreOrder."""
-    newest: Any = SimpleNamespace(at_ms=NOW_MS, at_state=False)
     order = order_of(
-        config, newest, ".*", ".*", "127.0.0.1:0", None, None, state_file, local, None,
-        RestoreBy.PHANTOMS, dry_run=False,
+        config, NOW_MS, ".*", ".*", "127.0.0.1:0", None, None, state_file, local, None
     )  # fmt: skip
     topics = [replace(topic, replication_factor=replicas) for topic in order.topics]
     return replace(order, topics=topics, **more)

@@ -97,6 +97,7 @@ def test_all_records_are_as_before_on_every_replica_also_if_it_was_killed(
     assert_no_phantom(bootstrap, BROKERS)
 
 
+@pytest.mark.slow
 def test_the_last_bytes_begin_at_a_batch(
     own_kafka_server: KafkaServer, three_empty_brokers: KafkaCluster, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_the_last_bytes_begin_at_a_batch(
     assert [start for start, _ in ends(bootstrap, "tail", PARTITIONS)] == list(starts.values())
 
 
+@pytest.mark.slow
 def test_packed_segments_come_into_a_topic_that_is_empty_also_if_it_was_killed(
     own_kafka_server: KafkaServer, three_empty_brokers: KafkaCluster, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ async def test_new_and_empty_topics_begin_at_their_offsets(
     assert_no_phantom(bootstrap, {1})
 
 
+@pytest.mark.slow
 def test_local_history_is_as_before(
     own_kafka_server: KafkaServer, other_kafka: KafkaServer, tmp_path: Path
 ) -> None:

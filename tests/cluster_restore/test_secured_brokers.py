@@ -111,7 +111,11 @@ def properties(protocol: str, mechanism: str, authority: Authority) -> dict[str,
 
 
 @pytest.fixture(
-    params=[("SSL", ""), ("SASL_PLAINTEXT", "PLAIN"), ("SASL_SSL", "SCRAM-SHA-512")],
+    params=[
+        pytest.param(("SSL", ""), marks=pytest.mark.slow),
+        pytest.param(("SASL_PLAINTEXT", "PLAIN"), marks=pytest.mark.slow),
+        ("SASL_SSL", "SCRAM-SHA-512"),
+    ],
     ids=lambda param: "-".join(part for part in param if part),
 )
 def secured(

@@ -47,6 +47,7 @@ _SLOW: Final = re.compile(r"^pytestmark = [^\]]*?\bmark\.slow\b", re.MULTILINE)
 LONG_FOLDERS: Final = {
     "tests/e2e": 4,
     "tests/e2e/cluster": 1,
+    "tests/cluster_restore": 2,
     "tests/matrix": 1,
     "tests/remotelog": 1,
     "tests/strange": 1,

@@ -8,7 +8,7 @@ from fetchproxy_protocol.apis import ErrorCode
 from kafka import errors as kafka_errors
 
 # What kafka-python calls by an older or another name than Kafka 4.1 does, or does not know.
-RENAMED = {0: "NO_ERROR", 6: "NOT_LEADER_FOR_PARTITION"}
+RENAMED = {0: "NO_ERROR", 6: "NOT_LEADER_FOR_PARTITION", 10: "MESSAGE_SIZE_TOO_LARGE"}
 
 
 def test_names_are_kafkas() -> None:
