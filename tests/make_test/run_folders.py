@@ -56,6 +56,7 @@ LONG_FOLDERS: Final = {
     "tests/contracts": 1,
     "tests/simulation": 1,
     "tests/oracle": 1,
+    "tests/storage": 1,
     "tests/serving": 2,
     "tests/security": 1,
     "tests/archive_only": 1,

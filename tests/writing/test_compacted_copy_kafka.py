@@ -113,6 +113,7 @@ async def test_a_copy_grows_and_is_made_anew(kafka: KafkaServer, tmp_path: Path)
         assert size < 400_000
 
 
+@pytest.mark.slow
 async def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path) -> None:
     """Whatever a killed archiver leaves behind: readers have one whole copy."""
     topic = kafka.create_topic("killed-changelog", 1, COMPACTED)
