@@ -1,4 +1,4 @@
-"""The drill's checks: what clients were told, compared with what is there after the restore. Pure.
+"""The drill's checks: they compare the responses that clients got with the restored cluster. Pure.
 
 A record that is in no archive is lost, and that is what the shown recovery point announces: only
 one that was acknowledged before that point is a fault.

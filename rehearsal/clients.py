@@ -161,8 +161,8 @@ class TransactionalProducer(Client):
 
 
 class Committers(Client):
-    """Commits for many groups without members, each of one topic: some at the end of what was
-    written, some behind it.
+    """Commits offsets for many groups without members. Each group has one topic. Some commit the
+    end of the log, and some an offset before it.
     """
 
     def __init__(

@@ -193,7 +193,9 @@ class Padding:
                 faults[tp] = await self._named(tp, start, why)
 
     async def _named(self, tp: TopicIdPartition, offset: int, why: str) -> str:
-        """A fault in words, with who has written, as far as the brokers tell."""
+        """The fault of a partition into which somebody else has written. Names what brokers know of the
+        writer.
+        """
         first = (await requests.first_records(self._cluster, [tp]))[tp]
         ids = await requests.producer_ids(self._cluster, tp)
         text = f"{tp}: somebody else has written from {offset} on: {why}"

@@ -1,4 +1,4 @@
-"""A list of aborted transactions, however long and of whatever shape, costs by what is returned."""
+"""A look into a list of aborted transactions costs by what it returns, whatever the list has."""
 
 from __future__ import annotations
 
