@@ -193,9 +193,7 @@ class Padding:
                 faults[tp] = await self._named(tp, start, why)
 
     async def _named(self, tp: TopicIdPartition, offset: int, why: str) -> str:
-        """The fault of a partition into which somebody else has written. Names what brokers know of the
-        writer.
-        """
+        """The fault of a partition with records of somebody else, and what brokers know of them."""
         first = (await requests.first_records(self._cluster, [tp]))[tp]
         ids = await requests.producer_ids(self._cluster, tp)
         text = f"{tp}: somebody else has written from {offset} on: {why}"

@@ -118,8 +118,8 @@ class BatchAccumulator(SegmentAccumulator):
                 return CutReason.SPOOL
             if full:
                 return CutReason.BYTES
-            # A single pass ends at the last stable offset of its last read. A running archiver reads
-            # until nothing more comes.
+            # A single pass ends at the last stable offset of its last read. A running archiver
+            # reads until nothing more comes.
             has_all = until is None and writer.position >= fetched.last_stable_offset
             if not taken_batches or has_all:
                 return None
