@@ -1,67 +1,65 @@
-"""A port for clients that reach the brokers at another listener than brokers among themselves.
+"""Passes clients on to a real broker, byte for byte: they take a phantom for a broker.
 
-Phantoms must be brokers at that listener, too: else its Metadata has no leader for the partitions
-that they lead. What clients send there is passed on to a real broker, with its TLS, byte for byte.
+Phantoms must also be brokers at the listener of clients, if brokers among themselves use another
+one: else its Metadata has no leader for the partitions that they lead. So they have a port of its
+own for that listener, at which every connection is passed on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import ssl
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import NamedTuple
 
+from fetchproxy.cluster_restore.accepted_connections import AcceptedConnections
 from fetchproxy.config.values import HostPort
-from fetchproxy.errors import ConfigError, system_error_in_words
 
 _DIAL_MAX_S = 10.0
 _AT_ONCE_BYTES = 64 << 10
 
 
-@asynccontextmanager
-async def relaying(host: str, broker: HostPort) -> AsyncIterator[int]:
+class RealBroker(NamedTuple):
+    """With TLS for its listener. None: the bytes of the client are passed on as they are, also if
+    they are TLS. Our certificate is not shown there: a client would have our rights.
+    """
+
+    address: HostPort
+    context: ssl.SSLContext | None = None
+
+
+def relaying(host: str, broker: HostPort) -> AbstractAsyncContextManager[int]:
     """Passes connections on inside the block. The port at `host`. Raises ConfigError."""
-    async with asyncio.TaskGroup() as connections:
 
-        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            passing = _pass_on(broker, reader, writer)
-            try:
-                task = connections.create_task(passing)
-            except RuntimeError:  # the block has ended since the connection was accepted
-                passing.close()
-                writer.transport.abort()
-                return
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        tasks: set[asyncio.Task[None]] = set()
-        try:
-            server = await asyncio.start_server(connected, host, 0)
-        except OSError as error:
-            why = system_error_in_words(error)
-            raise ConfigError(f"cannot listen at {host} for clients: {why}") from error
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
-            for task in tasks:
-                task.cancel()
-
-
-async def _pass_on(
-    broker: HostPort, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    try:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_DIAL_MAX_S):
-                there = await asyncio.open_connection(broker.host, broker.port)
-            try:
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(_copy(reader, there[1]))
-                    both.create_task(_copy(there[0], writer))
-            finally:
-                there[1].close()
+            await pass_on(RealBroker(broker), reader, writer)
+
+    return AcceptedConnections(serve, "clients").at(HostPort(host, 0))
+
+
+async def pass_on(
+    broker: RealBroker,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    beginning: bytes = b"",
+) -> None:
+    """Until both sides have closed. `beginning`: what was read of the client. Raises OSError,
+    TimeoutError.
+    """
+    address, context = broker
+    name = None if context is None else address.host
+    async with asyncio.timeout(_DIAL_MAX_S):
+        there = await asyncio.open_connection(
+            address.host, address.port, ssl=context, server_hostname=name
+        )
+    try:
+        there[1].write(beginning)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(_copy(reader, there[1]))
+            both.create_task(_copy(there[0], writer))
     finally:
-        writer.close()
+        there[1].close()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

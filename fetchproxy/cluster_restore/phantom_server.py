@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import NamedTuple
 
 import structlog
 from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
@@ -30,7 +28,9 @@ from fetchproxy_protocol.inter_broker import (
 from fetchproxy_protocol.messages import MessageFields, Structure, write_response
 from fetchproxy_protocol.primitives import INT32, Buffer
 
+from fetchproxy.cluster_restore.accepted_connections import CONNECTIONS_MAX, AcceptedConnections
 from fetchproxy.cluster_restore.archived_records import NoRecords, RecordSource
+from fetchproxy.cluster_restore.client_relay import RealBroker, pass_on
 from fetchproxy.cluster_restore.led_partitions import LedPartitions
 from fetchproxy.cluster_restore.phantom_security import (
     BROKER_LOGIN_VERSIONS,
@@ -39,7 +39,7 @@ from fetchproxy.cluster_restore.phantom_security import (
     logins_of,
 )
 from fetchproxy.config.values import HostPort
-from fetchproxy.errors import ConfigError, FetchProxyError, system_error_in_words
+from fetchproxy.errors import FetchProxyError
 from fetchproxy.runtime.cooperative import at_once, collected, in_steps
 from fetchproxy.serving.archive_only.logins import Logins
 
@@ -62,30 +62,13 @@ _FRAME_BYTES_MAX = 4 << 20
 _ARRIVING_BYTES_MAX = 64 << 20
 # Of a connection until its first request has begun, and of each request from then on.
 _HALF_FRAME_MAX_S = 30.0
-# Clients of the cluster may all be here, each with buffers of up to 256 KiB. The next one ends the
-# oldest that is no fetcher: of those there is one for each broker and `num.replica.fetchers`.
-_CONNECTIONS_MAX = 1_000
 # Of records in one response; a follower asks for 10 MiB (replica.fetch.response.max.bytes).
 _RECORDS_BYTES_MAX = 16 << 20
-_SPLICED_AT_ONCE_BYTES = 64 << 10
 # A follower that hears no news would ask again at once.
 _IDLE_MAX_S = 0.1
 # A broker may fetch from a topic before the phantom has heard that the topic is created.
 _TOPIC_WAIT_MAX_S = 2.0
 _TOPIC_LOOK_S = 0.02
-_DIAL_MAX_S = 10.0
-
-
-_HANDSHAKE_MAX_S = 10.0
-
-
-class Relay(NamedTuple):
-    """A real broker, and TLS for its listener; None: it has none. Our certificate is not shown
-    there: a client would have our rights.
-    """
-
-    address: HostPort
-    context: ssl.SSLContext | None = None
 
 
 class PhantomServer:
@@ -96,7 +79,7 @@ class PhantomServer:
     def __init__(
         self,
         led: LedPartitions,
-        relay: Relay | None,
+        relay: RealBroker | None,
         records: RecordSource = NoRecords(),  # noqa: B008 - it has no state
         security: PhantomSecurity = PhantomSecurity(),  # noqa: B008 - frozen
         say: Callable[[str], None] = lambda _: None,
@@ -108,8 +91,9 @@ class PhantomServer:
         self._say = say
         self._fetchers = 0
         self._arriving_bytes = 0
-        # Of clients, and those that have said nothing yet, the oldest first.
-        self._others: dict[asyncio.StreamWriter, None] = {}
+        # No newer connection ends a fetcher's: of those there is one for each broker and
+        # `num.replica.fetchers`.
+        self._connections = AcceptedConnections(self._serve, "the brokers")
         self._refusals: set[str] = set()
         self._logins: Logins | None = None
 
@@ -123,72 +107,22 @@ class PhantomServer:
         users = self._security.users
         self._logins = None if users is None else logins_of(users)
         try:
-            async with self._serving(address) as port:
+            async with self._connections.at(address, self._security.context) as port:
                 yield port
         finally:
             if self._logins is not None:
                 self._logins.close()
 
-    @asynccontextmanager
-    async def _serving(self, address: HostPort) -> AsyncIterator[int]:
-        async with asyncio.TaskGroup() as connections:
-
-            def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                serving = self._serve(reader, writer)
-                try:
-                    task = connections.create_task(serving)
-                except RuntimeError:  # the block has ended since the connection was accepted
-                    serving.close()
-                    writer.transport.abort()
-                    return
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-                self._make_place(writer)
-
-            tasks: set[asyncio.Task[None]] = set()
-            try:
-                context = self._security.context
-                server = await asyncio.start_server(
-                    connected,
-                    address.host,
-                    address.port,
-                    ssl=context,
-                    ssl_handshake_timeout=None if context is None else _HANDSHAKE_MAX_S,
-                )
-            except OSError as error:
-                why = system_error_in_words(error)
-                raise ConfigError(f"cannot listen at {address} for the brokers: {why}") from error
-            try:
-                yield server.sockets[0].getsockname()[1]
-            finally:
-                server.close()
-                for task in tasks:
-                    task.cancel()
-
-    def _make_place(self, newcomer: asyncio.StreamWriter) -> None:
-        if len(self._others) + self._fetchers >= _CONNECTIONS_MAX and self._others:
-            oldest = next(iter(self._others))
-            del self._others[oldest]
-            oldest.transport.abort()
-        self._others[newcomer] = None
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            # The records' source tells its errors to the restore itself.
-            with suppress(OSError, EOFError, WireError, TimeoutError, FetchProxyError):
-                async with asyncio.timeout(_HALF_FRAME_MAX_S):
-                    size, beginning = await _beginning(reader)
-                if not _is_fetchers(beginning, nameless=self._logins is not None):
-                    await self._splice(INT32.pack(size) + beginning, reader, writer)
-                elif self._fetchers < _CONNECTIONS_MAX:
-                    if self._logins is None:
-                        self._others.pop(writer, None)
+        # The records' source tells its errors to the restore itself.
+        with suppress(OSError, EOFError, WireError, TimeoutError, FetchProxyError):
+            async with asyncio.timeout(_HALF_FRAME_MAX_S):
+                size, beginning = await _beginning(reader)
+            if _is_fetchers(beginning, nameless=self._logins is not None):
+                if self._fetchers < CONNECTIONS_MAX:
                     await self._respond_all(size, beginning, reader, writer)
-        except Exception:  # a bug in one connection must not end the restore
-            log.exception("session_crashed")
-        finally:
-            self._others.pop(writer, None)
-            writer.close()
+            elif self._relay is not None:
+                await pass_on(self._relay, reader, writer, INT32.pack(size) + beginning)
 
     # --- a fetcher ---
     async def _respond_all(
@@ -200,10 +134,12 @@ class PhantomServer:
     ) -> None:
         self._fetchers += 1
         try:
+            if self._logins is None:
+                self._connections.protect(writer)
             request = await self._whole(size, beginning, reader)
             if self._logins is not None:
                 request = await self._log_in(self._logins, request, reader, writer)
-                self._others.pop(writer, None)
+                self._connections.protect(writer)
             while True:
                 response = await self._respond(request)
                 if response is None:
@@ -300,24 +236,6 @@ class PhantomServer:
                     await asyncio.sleep(_TOPIC_LOOK_S)
 
     # --- anybody else ---
-    async def _splice(
-        self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        if self._relay is None:
-            return
-        address, context = self._relay
-        name = None if context is None else address.host
-        async with asyncio.timeout(_DIAL_MAX_S):
-            there = await asyncio.open_connection(
-                address.host, address.port, ssl=context, server_hostname=name
-            )
-        try:
-            there[1].write(first)
-            async with asyncio.TaskGroup() as both:
-                both.create_task(_pump(reader, there[1]))
-                both.create_task(_pump(there[0], writer))
-        finally:
-            there[1].close()
 
 
 async def _beginning(reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -326,15 +244,6 @@ async def _beginning(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     if size <= 0:
         raise WireError(f"a request of {size} bytes")
     return size, await reader.readexactly(min(size, _BEGINNING_BYTES_MAX))
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Passes bytes on until one side closes, and then closes the other one."""
-    with suppress(OSError):
-        while data := await reader.read(_SPLICED_AT_ONCE_BYTES):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
 
 
 def _is_fetchers(beginning: bytes, *, nameless: bool) -> bool:

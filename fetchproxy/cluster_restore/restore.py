@@ -23,7 +23,7 @@ from fetchproxy.cluster_restore import checks, new_cluster, rights
 from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.archive_handover import ArchiveHandover, opened_handover
 from fetchproxy.cluster_restore.archived_records import NoRecords, RecordSource, archived_records
-from fetchproxy.cluster_restore.client_relay import relaying
+from fetchproxy.cluster_restore.client_relay import RealBroker, relaying
 from fetchproxy.cluster_restore.controller import ActiveController
 from fetchproxy.cluster_restore.group_plan import GroupPlan, PlacedPartition, plan_groups
 from fetchproxy.cluster_restore.led_partitions import LedPartitions
@@ -33,7 +33,7 @@ from fetchproxy.cluster_restore.next_step import PartitionGoal, partition_goals
 from fetchproxy.cluster_restore.padded_topics import pad_topics, planned_padding
 from fetchproxy.cluster_restore.padding_plan import configs_afterwards
 from fetchproxy.cluster_restore.phantom_security import PhantomSecurity, phantom_security
-from fetchproxy.cluster_restore.phantom_server import PhantomServer, Relay
+from fetchproxy.cluster_restore.phantom_server import PhantomServer
 from fetchproxy.cluster_restore.phantoms import Phantoms, new_identities
 from fetchproxy.cluster_restore.placement import Placement, led_log
 from fetchproxy.cluster_restore.plan import (
@@ -407,12 +407,12 @@ class _Run:
 
         return records, look
 
-    def _relay(self) -> Relay | None:
+    def _relay(self) -> RealBroker | None:
         """None: no client connects to the listener of the brokers."""
         if self.config.cluster.security_protocol != self.listener.protocol:
             return None
         address = self.brokers[min(self.brokers)]
-        return Relay(address, self.security.as_nobody)
+        return RealBroker(address, self.security.as_nobody)
 
     def _listen(self) -> HostPort:
         """Raises ConfigError if followers of an earlier run connect to another port."""

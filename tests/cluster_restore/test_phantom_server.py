@@ -18,12 +18,12 @@ from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from longest_turns import longest_turn
 
 from fetchproxy.brokers.messages import decode_api_versions
+from fetchproxy.cluster_restore.accepted_connections import CONNECTIONS_MAX
+from fetchproxy.cluster_restore.client_relay import RealBroker, relaying
 from fetchproxy.cluster_restore.led_partitions import LedPartitions
 from fetchproxy.cluster_restore.phantom_server import (
-    _CONNECTIONS_MAX,
     _FRAME_BYTES_MAX,
     PhantomServer,
-    Relay,
 )
 from fetchproxy.config.values import HostPort, parse_host_port
 from fetchproxy.errors import ConfigError
@@ -72,7 +72,7 @@ async def test_a_clients_connection_is_passed_on_to_a_real_broker(
     kafka_server: KafkaServer,
 ) -> None:
     kafka_server.create_topic("seen-through-the-phantom")
-    relay = Relay(parse_host_port(kafka_server.bootstrap))
+    relay = RealBroker(parse_host_port(kafka_server.bootstrap))
 
     def topics(port: int) -> set[str]:
         client = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
@@ -176,11 +176,27 @@ async def test_a_request_larger_than_any_followers_closes_the_connection() -> No
 
 async def test_strangers_give_way_to_a_follower() -> None:
     async with PhantomServer(LedPartitions(BROKERS), NOBODY).listening(ANY_PORT) as port:
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_CONNECTIONS_MAX)]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS_MAX)]
         assert (await asked_as_fetcher(port, 4))[0] == 0
         with suppress(ConnectionError):
             assert not await silent[0][0].read()
         silent[-1][1].write(fetch_of(1, lambda number: b"t"))
         assert await silent[-1][0].readexactly(4)
+        for _, writer in silent:
+            writer.transport.abort()
+
+
+async def test_strangers_at_the_clients_port_give_way_to_the_next_client() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        writer.close()
+
+    broker = await asyncio.start_server(echo, "127.0.0.1", 0)
+    address = HostPort("127.0.0.1", broker.sockets[0].getsockname()[1])
+    async with broker, relaying("127.0.0.1", address) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS_MAX)]
+        assert await all_received(port, b"hello") == b"hello"
+        with suppress(ConnectionError):
+            assert not await silent[0][0].read()
         for _, writer in silent:
             writer.transport.abort()
