@@ -1,4 +1,4 @@
-"""What clients of the lost cluster were told: records with their offsets, and commits of groups."""
+"""The responses that clients of the lost cluster got: offsets of records, and commits of groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _VALUE_BYTES = 200
 
 
 class Acknowledged(NamedTuple):
-    """`at`: when its producer was told (monotonic, s), of a transaction when it was committed."""
+    """`at`: when its producer got the response (monotonic, s). In a transaction, that is the
+    response to the commit.
+    """
 
     number: int
     at: float

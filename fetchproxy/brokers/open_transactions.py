@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fetchproxy_protocol.apis import ApiKey, WireError
+from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import walk
-from fetchproxy_protocol.topic_entries import TopicInfo
-from kafka.protocol.admin import DescribeProducersRequest, DescribeProducersResponse
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import raise_for
+from fetchproxy.brokers.producers import active_producers
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 
 
@@ -29,28 +26,12 @@ async def oldest_open_transaction(cluster: Cluster, tp: TopicIdPartition) -> Ope
     None: none is open, or the broker has no such request. Raises ClusterError, also if the proxy's
     user has no READ on the topic.
     """
-
-    async def ask(connection: BrokerConnection, topic: TopicInfo) -> OpenTransaction | None:
-        if ApiKey.DESCRIBE_PRODUCERS not in connection.versions:
-            return None
-        topic_type = DescribeProducersRequest.TopicRequest
-        request = DescribeProducersRequest(
-            topics=[topic_type(name=topic.name, partition_indexes=[tp.partition])]
-        )
-        response = await connection.call(request, DescribeProducersResponse)
-        producers = []
-        for responded in response.topics:
-            for partition in responded.partitions:
-                raise_for(partition.error_code, f"DescribeProducers of {responded.name}")
-                producers += partition.active_producers
-        begun = [
-            OpenTransaction(producer.producer_id, producer.current_txn_start_offset)
-            for producer in producers
-            if producer.current_txn_start_offset >= 0
-        ]
-        return min(begun, key=lambda one: one.start_offset, default=None)
-
-    return await cluster.ask_leader(tp, ask)
+    begun = [
+        OpenTransaction(producer.producer_id, producer.current_txn_start_offset)
+        for producer in await active_producers(cluster, tp) or ()
+        if producer.current_txn_start_offset >= 0
+    ]
+    return min(begun, key=lambda one: one.start_offset, default=None)
 
 
 def pinned_in_words(last_stable_offset: int, oldest: OpenTransaction | None) -> str:

@@ -14,12 +14,10 @@ from fetchproxy_protocol.apis import ErrorCode
 from kafka.protocol.admin.acl import (
     ACLOperation,
     ACLPermissionType,
-    ACLResourcePatternType,
-    ACLResourceType,
-    DescribeAclsRequest,
     DescribeAclsResponse,
 )
 
+from fetchproxy.brokers.authorizer import acls_of_topic
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.config.schema import ClusterConfig, Config
@@ -79,19 +77,8 @@ def _tell_unknown(topic: str, error: ClusterError, exposed: bool) -> None:
 
 
 async def _acls(cluster: Cluster, topic: str) -> list[Any]:
-    """Every rule that applies to the topic: by its name, by a prefix, or for all topics."""
-    request = DescribeAclsRequest(
-        resource_type_filter=ACLResourceType.TOPIC,
-        resource_name_filter=topic,
-        pattern_type_filter=ACLResourcePatternType.MATCH,
-        principal_filter=None,
-        host_filter=None,
-        operation=ACLOperation.ANY,
-        permission_type=ACLPermissionType.ANY,
-    )
-
     async def ask(connection: BrokerConnection) -> list[Any]:
-        response = await connection.call(request, DescribeAclsResponse)
+        response = await connection.call(acls_of_topic(topic), DescribeAclsResponse)
         if response.error_code:
             raise ClusterError(f"DescribeAcls: {response.error_message}", response.error_code)
         return [acl for resource in response.resources for acl in resource.acls]

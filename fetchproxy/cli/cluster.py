@@ -28,7 +28,7 @@ from fetchproxy.cluster_state.comparison import (
     compared_partitions,
 )
 from fetchproxy.cluster_state.document import decode_state
-from fetchproxy.cluster_state.kept import state_at
+from fetchproxy.cluster_state.kept_states import state_at
 from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, RemoteStorageError

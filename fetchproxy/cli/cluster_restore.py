@@ -32,7 +32,7 @@ from fetchproxy.cluster_restore.report import RestoreReport
 from fetchproxy.cluster_restore.restore import ClusterRestore, RestoreOrder
 from fetchproxy.cluster_restore.state_file import read_restore_job
 from fetchproxy.cluster_state.document import decode_state
-from fetchproxy.cluster_state.kept import state_at
+from fetchproxy.cluster_state.kept_states import state_at
 from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort, parse_bootstrap, parse_host_port

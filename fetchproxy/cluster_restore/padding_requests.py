@@ -15,14 +15,12 @@ from kafka.protocol.admin import (
     CreateTopicsResponse,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
-    DescribeProducersRequest,
-    DescribeProducersResponse,
 )
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.messages import raise_for
+from fetchproxy.brokers.producers import active_producers
 from fetchproxy.cluster_restore.padding_batch import PADDING_MS
 from fetchproxy.cluster_restore.padding_plan import FirstRecord
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -236,26 +234,10 @@ def _deleted(row: Any, tp: TopicIdPartition) -> int | ClusterError:
 
 async def producer_ids(cluster: Cluster, tp: TopicIdPartition) -> Sequence[int] | None:
     """Of the producers with an id that have written lately; None: this user may not know."""
-
-    async def ask(connection: BrokerConnection, topic: TopicInfo) -> list[int]:
-        topic_type = DescribeProducersRequest.TopicRequest
-        request = DescribeProducersRequest(
-            topics=[topic_type(name=topic.name, partition_indexes=[tp.partition])]
-        )
-        response = await connection.call(request, DescribeProducersResponse)
-        producers = []
-        for responded in response.topics:
-            for partition in responded.partitions:
-                raise_for(partition.error_code, f"DescribeProducers of {responded.name}")
-                producers += [one.producer_id for one in partition.active_producers]
-        return sorted(producers)
-
     try:
-        return await cluster.ask_leader(tp, ask)
+        producers = await active_producers(cluster, tp)
     except ClusterError as error:
-        if error.error_code in (
-            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-            ErrorCode.UNSUPPORTED_VERSION,
-        ):
+        if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return None
         raise
+    return None if producers is None else sorted(one.producer_id for one in producers)

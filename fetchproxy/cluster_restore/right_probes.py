@@ -17,8 +17,6 @@ from kafka.protocol.admin import (
     CreateTopicsResponse,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
-    DescribeClusterRequest,
-    DescribeClusterResponse,
     DescribeProducersRequest,
     DescribeProducersResponse,
     IncrementalAlterConfigsRequest,
@@ -29,11 +27,11 @@ from kafka.protocol.consumer.group import HeartbeatRequest, HeartbeatResponse
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
+from fetchproxy.brokers.authorizer import operations_on_cluster
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import body_of, raise_for
 from fetchproxy.cluster_restore.needed_rights import CLUSTER, NeededRight, Resource
-from fetchproxy.errors import ClusterError
 from fetchproxy.runtime.cooperative import pieces
 
 _AT_ONCE = 500  # resources in a request, or requests on a connection
@@ -53,7 +51,7 @@ async def allowed_operations(
     for right in needed:
         names.setdefault(right.resource[0], set()).add(right.resource[1])
     allowed: dict[Resource, Collection[str]] = {}
-    of_cluster = await _of_cluster(cluster)
+    of_cluster = _words(await operations_on_cluster(cluster))
     if of_cluster is not None:
         allowed[CLUSTER] = of_cluster
     for some in pieces(sorted(names.get("topic", ()))):
@@ -62,23 +60,6 @@ async def allowed_operations(
         readable = await _readable_groups(cluster, some)
         allowed |= {("group", name): ("READ",) if name in readable else () for name in some}
     return allowed
-
-
-async def _of_cluster(cluster: Cluster) -> Collection[str] | None:
-    """None: brokers before 2.8 do not tell."""
-    request = DescribeClusterRequest(include_cluster_authorized_operations=True, endpoint_type=1)
-
-    async def ask(connection: BrokerConnection) -> Any:
-        return await connection.call(request, DescribeClusterResponse)
-
-    try:
-        response = await cluster.ask_any(ask)
-        raise_for(response.error_code, "DescribeCluster")
-    except ClusterError as error:
-        if error.error_code == ErrorCode.UNSUPPORTED_VERSION:
-            return None
-        raise
-    return _words(response.authorized_operations)
 
 
 def _words(operations: Iterable[int] | None) -> Collection[str] | None:

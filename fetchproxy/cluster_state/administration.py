@@ -8,8 +8,6 @@ from fetchproxy_protocol.apis import ErrorCode
 from kafka.protocol.admin import (
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
-    DescribeClusterRequest,
-    DescribeClusterResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     DescribeUserScramCredentialsRequest,
@@ -20,16 +18,14 @@ from kafka.protocol.admin.acl import (
     ACLPermissionType,
     ACLResourcePatternType,
     ACLResourceType,
-    DescribeAclsRequest,
     DescribeAclsResponse,
 )
 
+from fetchproxy.brokers.authorizer import all_acls, operations_on_cluster
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import raise_for
 from fetchproxy.cluster_state.missing_parts import MissingParts, call_decoded, in_words
 from fetchproxy.cluster_state.state import AclState, NamedValues, QuotaState
-from fetchproxy.errors import ClusterError
 
 CLUSTER_DESCRIBE = "DESCRIBE on the cluster"
 CLUSTER_DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS on the cluster"
@@ -40,21 +36,7 @@ _DYNAMIC_OF_ALL_BROKERS = 3  # a config's source
 
 async def check_groups_are_shown(cluster: Cluster, missing: MissingParts) -> None:
     """Without the right to see the cluster, ListGroups leaves groups out and says nothing."""
-
-    async def ask(connection: BrokerConnection) -> Any:
-        request = DescribeClusterRequest(
-            include_cluster_authorized_operations=True, endpoint_type=1
-        )
-        return await connection.call(request, DescribeClusterResponse)
-
-    try:
-        response = await cluster.ask_any(ask)
-        raise_for(response.error_code, "DescribeCluster")
-    except ClusterError as error:
-        if error.error_code == ErrorCode.UNSUPPORTED_VERSION:
-            return  # before Kafka 2.8: the requests themselves show what is refused
-        raise
-    operations = response.authorized_operations
+    operations = await operations_on_cluster(cluster)  # None: the requests show what is refused
     if operations is not None and ACLOperation.DESCRIBE not in operations:
         missing.add(
             "groups that this user may not see", "the brokers leave them out", CLUSTER_DESCRIBE
@@ -63,15 +45,7 @@ async def check_groups_are_shown(cluster: Cluster, missing: MissingParts) -> Non
 
 async def read_acls(cluster: Cluster) -> tuple[AclState, ...]:
     """Sorted; none if the brokers have no authorizer. Raises ClusterError."""
-    request = DescribeAclsRequest(
-        resource_type_filter=ACLResourceType.ANY,
-        resource_name_filter=None,
-        pattern_type_filter=ACLResourcePatternType.ANY,
-        principal_filter=None,
-        host_filter=None,
-        operation=ACLOperation.ANY,
-        permission_type=ACLPermissionType.ANY,
-    )
+    request = all_acls()
     response = await cluster.ask_any(lambda one: call_decoded(one, request, DescribeAclsResponse))
     if response.error_code == ErrorCode.SECURITY_DISABLED:
         return ()

@@ -14,7 +14,7 @@ import structlog
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cluster_state.document import encode_state, without_time
-from fetchproxy.cluster_state.kept import served_their_time, state_at
+from fetchproxy.cluster_state.kept_states import served_their_time, state_at
 from fetchproxy.cluster_state.missing_parts import rights_in_words
 from fetchproxy.cluster_state.reading import read_cluster_state
 from fetchproxy.cluster_state.state import ClusterState

@@ -13,7 +13,7 @@ from fetchproxy.cluster_state.comparison import (
     compared_groups,
     compared_partitions,
 )
-from fetchproxy.cluster_state.kept import EACH_KEPT_MS, served_their_time, state_at
+from fetchproxy.cluster_state.kept_states import EACH_KEPT_MS, served_their_time, state_at
 from fetchproxy.cluster_state.state import (
     ClusterState,
     GroupKind,
