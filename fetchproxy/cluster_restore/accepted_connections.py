@@ -22,13 +22,13 @@ _HANDSHAKE_MAX_S = 10.0
 
 log = structlog.get_logger(__name__)
 
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
+ServeConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
 
 
 class AcceptedConnections:
     """`serve` is run for each connection, which is closed afterwards. `whose` is for errors."""
 
-    def __init__(self, serve: Serve, whose: str) -> None:
+    def __init__(self, serve: ServeConnection, whose: str) -> None:
         self._serve = serve
         self._whose = whose
         self._protected: set[asyncio.StreamWriter] = set()
