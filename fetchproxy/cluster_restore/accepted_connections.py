@@ -22,7 +22,9 @@ _HANDSHAKE_MAX_S = 10.0
 
 log = structlog.get_logger(__name__)
 
-ServeConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
+ServeConnection = Callable[
+    [asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]
+]
 
 
 class AcceptedConnections:
