@@ -47,9 +47,11 @@ log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
 
-# Reserved while an index is read, because its size is not known: an index of a 64 MiB segment. A
-# longer one is read and parsed alone.
+# Reserved at least while an index is read, because its size is not known.
 INDEX_RESERVED_BYTES = 256 * 1024
+# A longer index, and one that is longer than its segment's size explains, is read and parsed alone.
+# This much has room for the usual index of a segment of 4 GiB.
+INDEX_BESIDE_BYTES_MAX = 4 * 1024 * 1024
 # A longer transaction index is not read: these are 490,000 aborted transactions. A log of 64 MiB
 # has room for 460,000 of one record each, with their markers.
 TXN_BYTES_MAX = 16 * 1024 * 1024
@@ -89,7 +91,7 @@ class SegmentLoads:
             if self._disk_cache is not None:
                 nearby = partial(self._load_cached, need, self._disk_cache)
         else:
-            tp, size = need.metadata.topic_id_partition, INDEX_RESERVED_BYTES
+            tp, size = need.metadata.topic_id_partition, _reserved_bytes(need)
             if isinstance(need, NeedLayout):
                 name, attempt = f"index of {_name(need)}", partial(self._load_layout, need)
             else:
@@ -166,7 +168,7 @@ class SegmentLoads:
         """Long files come one after the other: each takes several times its size of memory."""
         fetch = partial(self._rsm.fetch_index, need.metadata, file)
         try:
-            raw = await fetch(INDEX_RESERVED_BYTES)
+            raw = await fetch(_reserved_bytes(need))
         except ObjectNotReadable:
             raise
         except DamagedObject:  # it is longer, as a rule
@@ -240,6 +242,14 @@ class SegmentLoads:
 
 def _cached(need: NeedChunk) -> CachedChunk:
     return CachedChunk(need.metadata.segment_id.id.int, need.byte_range)
+
+
+def _reserved_bytes(need: NeedLayout | NeedAborted) -> int:
+    """Of an index, twice as much as most segments of that size have: 64 bytes for 64 KiB. Of a list
+    of aborted transactions, the size of the segment tells nothing.
+    """
+    usual_bytes = need.metadata.segment_size_bytes // 1024 if isinstance(need, NeedLayout) else 0
+    return min(max(2 * usual_bytes, INDEX_RESERVED_BYTES), INDEX_BESIDE_BYTES_MAX)
 
 
 def _name(need: NeedLayout | NeedAborted | NeedChunk) -> str:
