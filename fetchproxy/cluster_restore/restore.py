@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from uuid import UUID
 
 from fetchproxy_protocol.apis import ErrorCode
 
@@ -20,22 +19,16 @@ from fetchproxy.archive import open_cluster
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.group_offsets import commit_offsets, coordinator_of
 from fetchproxy.cluster_restore import checks, new_cluster, rights
-from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.archive_handover import ArchiveHandover, opened_handover
-from fetchproxy.cluster_restore.archived_records import NoRecords, RecordSource, archived_records
-from fetchproxy.cluster_restore.client_relay import RealBroker, relaying
 from fetchproxy.cluster_restore.controller import ActiveController
 from fetchproxy.cluster_restore.group_plan import GroupPlan, PlacedPartition, plan_groups
-from fetchproxy.cluster_restore.led_partitions import LedPartitions
 from fetchproxy.cluster_restore.needed_rights import is_refusal, needed_rights, rights_to_begin
-from fetchproxy.cluster_restore.new_cluster import FoundTopics, InterBrokerListener
-from fetchproxy.cluster_restore.next_step import PartitionGoal, partition_goals
+from fetchproxy.cluster_restore.new_cluster import FoundTopics
 from fetchproxy.cluster_restore.padded_topics import pad_topics, planned_padding
 from fetchproxy.cluster_restore.padding_plan import configs_afterwards
-from fetchproxy.cluster_restore.phantom_security import PhantomSecurity, phantom_security
-from fetchproxy.cluster_restore.phantom_server import PhantomServer
+from fetchproxy.cluster_restore.phantom_lead import UNCLEAN_ELECTION, PhantomLead
+from fetchproxy.cluster_restore.phantom_security import phantom_security
 from fetchproxy.cluster_restore.phantoms import Phantoms, new_identities
-from fetchproxy.cluster_restore.placement import Placement, led_log
 from fetchproxy.cluster_restore.plan import (
     LostTopic,
     Place,
@@ -52,9 +45,9 @@ from fetchproxy.cluster_restore.producer_ids import ProducerIds, check_producer_
 from fetchproxy.cluster_restore.report import LocalRecords, LostRecords, RestoreReport
 from fetchproxy.cluster_restore.state_file import (
     RestoreJob,
+    RestoreProgress,
     RestoreStep,
     read_restore_job,
-    write_restore_job,
 )
 from fetchproxy.cluster_restore.surroundings import (
     brokers_notes,
@@ -65,13 +58,7 @@ from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ConfigError
-from fetchproxy.model import TopicIdPartition
 
-_UNCLEAN = "unclean.leader.election.enable"
-_PROGRESS_INTERVAL_S = 2.0
-_QUIET_MAX_S = 10.0
-_QUIET_LOOK_S = 0.02
-_LEAVE_TRIES_MAX = 5
 _COORDINATORS_MAX_S = 60.0
 _COORDINATOR_LOOK_S = 0.2
 _COORDINATOR_BEGIN_MAX_S = 10.0
@@ -165,12 +152,25 @@ class ClusterRestore:
                 *brokers_notes(configs, present.topics),
                 *await self._missing_rights(cluster, plan),
             )
-            yield _Run(
-                self._config, order, self._say, job, cluster, controller, phantoms, listener, real,
-                replace(plan, notes=notes), security,
-                ProducerIds(cluster, controller, further, phantoms, real.values()), handover,
-                new_cluster.listener_at(configs, real[min(real)]),
-            )  # fmt: skip
+            progress = RestoreProgress(job, order.state_file, self._say)
+            lead = PhantomLead(
+                config=self._config,
+                progress=progress,
+                cluster=cluster,
+                controller=controller,
+                phantoms=phantoms,
+                brokers=real,
+                listener=listener,
+                clients_listener=new_cluster.listener_at(configs, real[min(real)]),
+                listen=order.listen,
+                advertise=order.advertise,
+                security=security,
+                producer_ids=ProducerIds(cluster, controller, further, phantoms, real.values()),
+                producer_id_max=order.state.producer_id_max,
+                handover=handover,
+                plan=plan,
+            )
+            yield _Run(order, progress, cluster, real, replace(plan, notes=notes), lead)
 
     async def _controllers(self, cluster: Cluster) -> Sequence[HostPort]:
         try:
@@ -192,13 +192,9 @@ class ClusterRestore:
             *brokers_notes(configs, present.topics),
             *await self._missing_rights(cluster, plan),
         )
-        none = partial(ActiveController, self._config, ())
-        nobody, no_phantoms = none(), Phantoms((), none())
-        return _Run(
-            self._config, self._order, self._say, job, cluster, nobody, no_phantoms,
-            InterBrokerListener("", 0), present.brokers, replace(plan, notes=notes),
-            PhantomSecurity(), ProducerIds(cluster, nobody, none, no_phantoms, ()),
-        )  # fmt: skip
+        progress = RestoreProgress(job, self._order.state_file, self._say)
+        plan = replace(plan, notes=notes)
+        return _Run(self._order, progress, cluster, present.brokers, plan, None)
 
     async def _missing_rights(self, cluster: Cluster, plan: RestorePlan) -> list[str]:
         needed = list(needed_rights(self._order.by, plan, self._order.state))
@@ -273,48 +269,36 @@ class ClusterRestore:
 
 @dataclass(eq=False)
 class _Run:
-    config: Config
+    """`lead`: None for a restore by padding."""
+
     order: RestoreOrder
-    say: Callable[[str], None]
-    job: RestoreJob
+    progress: RestoreProgress
     cluster: Cluster
-    controller: ActiveController
-    phantoms: Phantoms
-    listener: InterBrokerListener
     brokers: Mapping[int, HostPort]
     plan: RestorePlan
-    security: PhantomSecurity
-    producer_ids: ProducerIds
-    handover: ArchiveHandover | None = None
-    clients_listener: InterBrokerListener | None = None  # at which this command reaches brokers
+    lead: PhantomLead | None
     unproven: Mapping[Place, str] = field(default_factory=dict)  # partitions, and why
 
     async def to_the_end(self, began_at: float) -> RestoreReport:
-        for note in self.plan.notes:
-            self.say(note)
+        say, note = self.progress.say, self.progress.note
+        for text in self.plan.notes:
+            say(text)
         await self._begin_coordinators()
-        if self.order.by is RestoreBy.PADDING:
-            await self._note(RestoreStep.PAD)
-            self.unproven = await pad_topics(self.cluster, self.plan, len(self.brokers), self.say)
-        elif self.job.has_phantoms or not self.plan.is_done:
-            await self._lead_and_leave()
+        if self.lead is None:
+            await note(RestoreStep.PAD)
+            self.unproven = await pad_topics(self.cluster, self.plan, len(self.brokers), say)
         else:
-            await self._hand_over()
-        await self._note(RestoreStep.PROVE)
+            await self.lead.run()
+        await note(RestoreStep.PROVE)
         restored, faults = await self._prove()
-        await self._note(RestoreStep.GROUPS)
+        await note(RestoreStep.GROUPS)
         groups = plan_groups(self.order.state.groups, restored)
         faults += await self._commit(groups)
-        await self._note(RestoreStep.RIGHTS)
+        await note(RestoreStep.RIGHTS)
         faults += await self._set_rights()
-        await self._note(RestoreStep.DONE)
+        await note(RestoreStep.DONE)
         seconds = asyncio.get_running_loop().time() - began_at
         return self._report(restored, groups, faults, seconds)
-
-    async def _note(self, step: RestoreStep) -> None:
-        self.job = self.job.at(step)
-        await asyncio.to_thread(write_restore_job, self.order.state_file, self.job)
-        self.say(f"step: {step}")
 
     async def _begin_coordinators(self) -> None:
         """A new cluster makes the topic of the groups' offsets when it is first asked for a group's
@@ -341,180 +325,13 @@ class _Run:
             return False
         return True
 
-    # --- with the phantoms ---
-    async def _lead_and_leave(self) -> None:
-        led = LedPartitions(self.brokers)
-        features = await requests.supported_features(self.controller)
-        async with AsyncExitStack() as stack:
-            records, look = await self._records(stack, led)
-            server = PhantomServer(led, self._relay(), records, self.security, self.say)
-            port = await stack.enter_async_context(server.listening(self._listen()))
-            clients_port = await stack.enter_async_context(
-                relaying(self.order.listen.host, self.brokers[min(self.brokers)])
-            )
-            alive = await stack.enter_async_context(asyncio.TaskGroup())
-            address = HostPort(self.order.advertise or self.order.listen.host, port)
-            listeners = {self.listener: address}
-            if self.clients_listener is not None:
-                listeners.setdefault(self.clients_listener, HostPort(address.host, clients_port))
-            checks.check_address(address, self.brokers.values())
-            await checks.check_reach(address, self.security.as_broker)
-            self.job = replace(self.job, port=port)
-            await self._note(RestoreStep.REGISTER)
-            await self.phantoms.register(self.job.cluster_id, listeners, features)
-            beats = alive.create_task(self.phantoms.keep_alive())
-            if self.plan.has_local_history:
-                await self._note(RestoreStep.PRODUCER_IDS)
-                await self.producer_ids.pass_over(self.order.state.producer_id_max)
-            placement = Placement(
-                self.cluster, self.controller, self.phantoms, led, self._note, look
-            )
-            await self._create(led)
-            await self._note(RestoreStep.CONTINUE)
-            await self._hand_over()
-            await placement.converge(self._goals())
-            await self._note(RestoreStep.LEAVE)
-            await self._leave(placement, server)
-            beats.cancel()
-
-    async def _records(
-        self, stack: AsyncExitStack, led: LedPartitions
-    ) -> tuple[RecordSource, Callable[[], None]]:
-        """What the phantoms serve, and a look at it, which raises FetchProxyError if it fails."""
-        tps: dict[Place, TopicIdPartition] = {}
-        ends: dict[Place, int] = {}
-        for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE):
-            archived = topic.archived
-            for number, one in enumerate(archived.partitions):
-                if one.local is not None and archived.topic_id is not None:
-                    place = (topic.name, number)
-                    tps[place] = TopicIdPartition(archived.topic_id, topic.name, number)
-                    ends[place] = one.end_offset
-        if not tps:
-            return NoRecords(), lambda: None
-        source = archived_records(self.config, tps, ends, self.producer_ids.pass_over)
-        records = await stack.enter_async_context(source)
-        said_at, said_bytes = 0.0, 0
-        clock = asyncio.get_running_loop().time
-
-        def look() -> None:
-            nonlocal said_at, said_bytes
-            if records.fault is not None:
-                raise records.fault
-            if led.sent_bytes > said_bytes and clock() > said_at + _PROGRESS_INTERVAL_S:
-                said_at, said_bytes = clock(), led.sent_bytes
-                self.say(f"local history: followers have fetched {said_bytes >> 10} KiB")
-
-        return records, look
-
-    def _relay(self) -> RealBroker | None:
-        """None: no client connects to the listener of the brokers."""
-        if self.config.cluster.security_protocol != self.listener.protocol:
-            return None
-        address = self.brokers[min(self.brokers)]
-        return RealBroker(address, self.security.as_nobody)
-
-    def _listen(self) -> HostPort:
-        """Raises ConfigError if followers of an earlier run connect to another port."""
-        host, port = self.order.listen.host, self.order.listen.port
-        if not self.job.has_phantoms or not self.job.port:
-            return self.order.listen
-        if port not in (0, self.job.port):
-            raise ConfigError(
-                f"brokers still connect to port {self.job.port}, where this restore listened "
-                f"before: use --listen {HostPort(host, self.job.port)}"
-            )
-        return HostPort(host, self.job.port)
-
-    async def _create(self, led: LedPartitions) -> None:
-        await self._note(RestoreStep.CREATE)
-        taken = {topic.name: {_UNCLEAN: "false"} for topic in self.plan.of(TopicAction.TAKE)}
-        for fault in await rights.set_topic_configs(self.cluster, taken):
-            self.say(fault)  # the report has it, too
-        for topic in self.plan.of(TopicAction.CREATE):
-            # As in taken topics: an unclean election would choose a follower that is not placed.
-            configs = dict(topic.archived.configs) | {_UNCLEAN: "false"}
-            replicas = [
-                self.phantoms.of_partition(topic.name, n)
-                for n in range(len(topic.archived.partitions))
-            ]
-            topic_id = await requests.create_topic(self.controller, topic.name, replicas, configs)
-            if topic_id is not None:
-                goals = enumerate(partition_goals(topic))
-                led.lead(topic.name, topic_id, {n: led_log(goal) for n, goal in goals})
-
-    async def _hand_over(self) -> None:
-        """No partition that was created here has a leader yet that takes records."""
-        planned = self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
-        topics = [topic.archived for topic in planned if topic.archived.goes_on]
-        if self.handover is None or not topics:
-            return
-        await self.handover.run(topics, await self._topic_ids([topic.name for topic in topics]))
-
-    async def _topic_ids(self, names: Sequence[str]) -> dict[str, UUID]:
-        """A broker may be a moment behind the controller."""
-        async with asyncio.timeout(_QUIET_MAX_S):
-            while True:
-                present = await new_cluster.read_placements(self.cluster, names)
-                if len(present.topics) == len(names):
-                    return {name: topic.topic_id for name, topic in present.topics.items()}
-                await asyncio.sleep(_QUIET_LOOK_S)
-
-    def _goals(self) -> dict[Place, PartitionGoal]:
-        return {
-            (topic.name, number): goal
-            for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE)
-            for number, goal in enumerate(partition_goals(topic))
-        }
-
-    async def _leave(self, placement: Placement, server: PhantomServer) -> None:
-        """No phantom stays among the replicas of any topic, also of those created meanwhile."""
-        for _ in range(_LEAVE_TRIES_MAX):
-            await placement.converge(await self._strays())
-            await self._quiet(server)
-            await self.phantoms.lay_down()
-            if not await self._strays():
-                await self.phantoms.unregister()
-                return
-            await self.phantoms.rise()
-        raise ClusterError(
-            "the cluster gives new partitions to the phantoms again and again: stop what creates "
-            "topics (auto.create.topics.enable), then run the same command again"
-        )
-
-    async def _strays(self) -> dict[Place, PartitionGoal]:
-        """Partitions of any topic with a phantom among the replicas; they begin at 0."""
-        present = await new_cluster.read_placements(self.cluster)
-        goals = self._goals()
-        strays = {}
-        for topic in present.topics.values():
-            for number, partition in topic.partitions.items():
-                if not set(partition.replicas) & set(self.phantoms.ids):
-                    continue
-                real = tuple(n for n in partition.replicas if n not in self.phantoms.ids)
-                spare = [n for n in sorted(self.brokers) if n not in real]
-                replicas = (*real, *spare[: len(partition.replicas) - len(real)])
-                as_new = PartitionGoal(0, 0, replicas)
-                strays[topic.name, number] = goals.get((topic.name, number), as_new)
-        return strays
-
-    async def _quiet(self, server: PhantomServer) -> None:
-        """Until the brokers have closed their connections: else each of them logs a warning."""
-        try:
-            async with asyncio.timeout(_QUIET_MAX_S):
-                while True:
-                    if not server.has_fetchers:
-                        return
-                    await asyncio.sleep(_QUIET_LOOK_S)
-        except TimeoutError:
-            return
-
     # --- afterwards ---
     async def _prove(self) -> tuple[dict[Place, PlacedPartition], list[str]]:
         """Asks the real leaders. A partition that does not begin where it should is a fault."""
         planned = list(self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP))
         present = await new_cluster.read_placements(self.cluster, [topic.name for topic in planned])
-        with_ends = await new_cluster.with_offsets(self.cluster, present.topics, self.phantoms.ids)
+        phantoms = () if self.lead is None else self.lead.phantoms.ids
+        with_ends = await new_cluster.with_offsets(self.cluster, present.topics, phantoms)
         epochs = epochs_to_ask([topic.archived for topic in planned], with_ends)
         with_ends = await new_cluster.with_epoch_ends(self.cluster, with_ends, epochs)
         old_ends = {
@@ -546,15 +363,15 @@ class _Run:
 
     async def _set_configs(self) -> list[str]:
         """Gives taken topics the archived values, and undoes what only the restore needed."""
-        if self.order.by is RestoreBy.PADDING:
+        if self.lead is None:
             return await self._set_configs_after_padding()
         configs: dict[str, dict[str, str | None]] = {}
         for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
             archived = dict(topic.archived.configs)
             is_taken = topic.action is TopicAction.TAKE
             values: dict[str, str | None] = {**archived} if is_taken else {}
-            if archived.get(_UNCLEAN) != "false":
-                values[_UNCLEAN] = archived.get(_UNCLEAN)
+            if archived.get(UNCLEAN_ELECTION) != "false":
+                values[UNCLEAN_ELECTION] = archived.get(UNCLEAN_ELECTION)
             configs[topic.name] = values
         return await rights.set_topic_configs(self.cluster, configs)
 
@@ -593,7 +410,7 @@ class _Run:
         faults: Sequence[str],
         seconds: float,
     ) -> RestoreReport:
-        state = self.order.state
+        state, handover = self.order.state, self._handover
         lost = tuple(
             LostRecords(*place, one.end_offset, one.old_end_offset)
             for place, one in sorted(restored.items())
@@ -613,15 +430,19 @@ class _Run:
             beyond_state=tuple(beyond_state(self.plan)),
             seconds=round(seconds, 3),
             local=tuple(self._local(restored)),
-            producer_id_max=self.producer_ids.passed,
-            archive="" if self.handover is None else self.handover.done_in_words(),
+            producer_id_max=-1 if self.lead is None else self.lead.producer_ids.passed,
+            archive="" if handover is None else handover.done_in_words(),
         )
+
+    @property
+    def _handover(self) -> ArchiveHandover | None:
+        return None if self.lead is None else self.lead.handover
 
     def _apart(self) -> Iterator[str]:
         """Topics whose new log is not that of the archive."""
         for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
             archived = topic.archived
-            if archived.topic_id is not None and (self.handover is None or not archived.goes_on):
+            if archived.topic_id is not None and (self._handover is None or not archived.goes_on):
                 yield f"topic {topic.name}: its archived log does not go on in the new one"
 
     def _local(self, restored: Mapping[Place, PlacedPartition]) -> Iterator[LocalRecords]:

@@ -7,10 +7,9 @@ is read from the cluster, not from this file: the step in it is for people.
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from fetchproxy.errors import ConfigError
+from fetchproxy.metadata.flat_files import replace_file
 
 _VERSION = 1
 _BYTES_MAX = 1 << 20
@@ -133,15 +133,21 @@ def write_restore_job(path: Path, job: RestoreJob) -> None:
         ],
     }
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(json.dumps(fields, indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(path, (json.dumps(fields, indent=2) + "\n").encode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot write: {error.strerror}") from error
+
+
+@dataclass(eq=False, slots=True)
+class RestoreProgress:
+    """The file of a running restore. `say` gets a line for people at each step."""
+
+    job: RestoreJob
+    path: Path
+    say: Callable[[str], None]
+
+    async def note(self, step: RestoreStep) -> None:
+        """Raises ConfigError."""
+        self.job = self.job.at(step)
+        await asyncio.to_thread(write_restore_job, self.path, self.job)
+        self.say(f"step: {step}")
