@@ -5,9 +5,8 @@ number; behind each of them the proxy has a connection to the broker.
 
 Small fetches go over 100 and over 1,000 connections in turn, and over 1,000 connections on which no
 fetch equals the one before it. The CPU time of the proxy and of the relay is divided by the number
-of fetches. The same bytes are read in turn from a
-topic and from one with ten times the partitions. The result is the share of the rate that remains
-when the load is spread wider.
+of fetches. The same bytes are read in turn from a topic and from one with ten times the partitions.
+The result is the share of the rate that remains when the load is spread wider.
 
 The same fetches go to the broker itself and through a relay that only passes bytes: no proxy on one
 thread of asyncio can be faster than that relay. Last, many partitions are looked up at once, with

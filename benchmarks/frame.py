@@ -129,7 +129,12 @@ def in_turn(contestants: Sequence[T], number: int) -> list[T]:
     return [*contestants[turn:], *contestants[:turn]]
 
 
-def child(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
+def child(
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+) -> Any:
     """Runs a module of this project and returns the JSON that it prints.
 
     The module runs in a process of its own, so its CPU time is only its own and it inherits no
@@ -139,6 +144,7 @@ def child(module: str, *arguments: str, environment: Mapping[str, str] | None = 
     result = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
+        input=stdin,
         text=True,
         check=True,
         cwd=_PROJECT,

@@ -4,10 +4,14 @@ The broker and the proxy are asked in turn, about an archived topic and about on
 archived, with the store 40 ms away. "Warm" is every question to a proxy after its first round.
 "Cold" is the first question to a proxy that has just started. Both are repeated after the cluster
 has many more partitions, of other topics.
+
+To answer the cold question for a timestamp, the proxy must read one segment of each partition. A
+bare client reads the same segments in as many requests at once.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -22,10 +26,11 @@ from rich.console import Console
 from benchmarks.contestants import DIRECT, FETCHPROXY, FETCHPROXY_COMMAND, FetchproxyServer
 from benchmarks.frame import child, in_turn
 from benchmarks.goals import LOOK_UPS
-from benchmarks.look_up_client import BEGINNING, END, QUESTIONS
-from benchmarks.replayed_topics import S3Copy
+from benchmarks.look_up_client import BEGINNING, END, QUESTIONS, TIMES
+from benchmarks.replayed_topics import S3Copy, presigned_logs
 from benchmarks.report import Row, goal_rows, ratios, row
 from benchmarks.store_relay import StoreRelay
+from fetchproxy.config.schema import Config
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 from lab.s3 import S3Server
@@ -34,6 +39,7 @@ LATENCY_MS = 40.0
 ARCHIVED, NEVER = "archived", "never archived"
 WARM, COLD = "warm", "cold"
 WARM_WIDE, COLD_WIDE = "warm in a wide cluster", "cold in a wide cluster"
+BARE_READS = f"bare reads of the same segments: {DIRECT}"
 _TOPICS = {ARCHIVED: "looked-up-archived", NEVER: "looked-up-never-archived"}
 _RECORDS_EACH = 4  # the last one is only in the broker's log
 _BEGAN_MS = 1_700_000_000_000
@@ -45,11 +51,15 @@ _TOPIC_PARTITIONS = 1_000  # of each topic that widens the cluster
 
 @dataclass(slots=True)
 class Measured:
-    """Seconds by (topic's kind, question, how), with a figure a round, for both contestants."""
+    """Seconds by (topic's kind, question, how), with a figure a round, for both contestants.
+
+    `bare_reads`: seconds in which a bare client reads the segments of the first cold rounds.
+    """
 
     partitions: int
     direct: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
     proxied: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+    bare_reads: list[float] = field(default_factory=list)
 
     def add(self, kind: str, how: str, name: str, seconds: Mapping[str, float]) -> None:
         side = self.direct if name == DIRECT else self.proxied
@@ -70,6 +80,9 @@ def rows_of(measured: Measured) -> list[Row]:
         rows.append(row(f"{question}, {kind}, {how}: {FETCHPROXY} : {DIRECT}", "x", factor))
     for (kind, question, how), seconds in measured.proxied.items():
         rows.append(row(f"{question}, {kind}, {how}: {FETCHPROXY}", "s", seconds))
+    cold_times = measured.direct.get((ARCHIVED, TIMES, COLD), [])
+    if measured.bare_reads:
+        rows.append(row(BARE_READS, "x", ratios(measured.bare_reads, cold_times)))
     return rows
 
 
@@ -87,6 +100,8 @@ def measure(
         console.print(f"{partitions} partitions are archived, and {partitions} are not")
         _measure_warm(kafka, store, rounds, measured, console, WARM)
         _measure_cold(kafka, store, rounds, measured, console, COLD)
+        logs = presigned_logs(store, folder, _TOPICS[ARCHIVED])
+        measured.bare_reads = [_bare_reads_once(logs) for _ in range(rounds)]
         _widen(kafka, cluster_partitions - len(_TOPICS) * partitions)
         console.print(f"the cluster has {cluster_partitions} partitions")
         _measure_warm(kafka, store, rounds, measured, console, WARM_WIDE)
@@ -124,6 +139,13 @@ def _measure_cold(
                 measured.add(kind, how, FETCHPROXY, seconds)
                 measured.add(kind, how, DIRECT, direct)
         console.print(f"cold look-ups, round {number} of {rounds}")
+
+
+def _bare_reads_once(logs: list[tuple[str, int]]) -> float:
+    at_once = Config().store.small_reads_max
+    part_bytes = max(size for _, size in logs)
+    arguments = {"objects": logs, "concurrency": at_once, "part_bytes": part_bytes}
+    return float(child("benchmarks.range_reads", stdin=json.dumps(arguments))["seconds"])
 
 
 def _ask_once(

@@ -1,9 +1,9 @@
 """Raw parallel range reads of stored objects: the speed of the store for a client that only counts
 bytes.
 
-`python -m benchmarks.range_reads '{"objects": [[place, size], …], "concurrency": N, "part_bytes":
-N}'` reads every object completely, in parts, and prints seconds, CPU seconds and bytes as JSON. A
-place is a file's path or a presigned http URL.
+`python -m benchmarks.range_reads` takes `{"objects": [[place, size], …], "concurrency": N,
+"part_bytes": N}` from its standard input. It reads every object completely, in parts, and prints
+seconds, CPU seconds and bytes as JSON. A place is a file's path or a presigned http URL.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def read_all(parts: Sequence[Part], concurrency: int, part_bytes: int) -> int:
     return sum(sizes)
 
 
-def main(arguments: Sequence[str]) -> int:
-    task = json.loads(arguments[0])
+def main() -> int:
+    task = json.load(sys.stdin)
     objects = [(place, size) for place, size in task["objects"]]
     parts = parts_of(objects, task["part_bytes"])
     begun = time.perf_counter()
@@ -135,4 +135,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

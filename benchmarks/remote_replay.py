@@ -23,7 +23,7 @@ from benchmarks.contestants import FetchproxyServer
 from benchmarks.frame import child
 from benchmarks.process_usage import CpuMeter
 from benchmarks.raw_fetch import RawConnection
-from benchmarks.replayed_topics import MIB, ReplayedTopic, S3Copy, log_objects
+from benchmarks.replayed_topics import MIB, ReplayedTopic, S3Copy, log_objects, presigned_logs
 from benchmarks.report import Row, goal_rows, ratios, row
 from benchmarks.store_relay import StoreRelay, longest_chain
 from lab.s3 import S3Server
@@ -70,10 +70,7 @@ def replay_from_afar(
         server = running.enter_context(S3Server())
         relay = running.enter_context(StoreRelay(server.port, LATENCY_MS))
         copy = S3Copy(server, archive, relay.endpoint_url)
-        objects = [
-            (copy.presigned(path.relative_to(archive).as_posix()), size)
-            for path, size in log_objects(archive, replayed.name)
-        ]
+        objects = presigned_logs(copy, archive, replayed.name)
         proxy = running.enter_context(
             FetchproxyServer(upstream, settings, copy.store_url, copy.environment)
         )
@@ -120,7 +117,7 @@ def _best_raw_way(objects: Sequence[tuple[str, int]], console: Console) -> tuple
 def _raw_once(objects: Sequence[tuple[str, int]], way: tuple[int, int]) -> RawReads:
     at_once, mib = way
     arguments = {"objects": objects, "concurrency": at_once, "part_bytes": mib * MIB}
-    outcome = child("benchmarks.range_reads", json.dumps(arguments))
+    outcome = child("benchmarks.range_reads", stdin=json.dumps(arguments))
     size = outcome["bytes"]
     return RawReads(size / 1e6 / outcome["seconds"], outcome["cpu_seconds"] / (size / 1e9))
 

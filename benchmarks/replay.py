@@ -129,7 +129,7 @@ def range_reads_once(objects: Sequence[tuple[Path, int]]) -> float:
         "concurrency": 2,
         "part_bytes": 4 * MIB,
     }
-    outcome = child("benchmarks.range_reads", json.dumps(arguments))
+    outcome = child("benchmarks.range_reads", stdin=json.dumps(arguments))
     return float(outcome["bytes"] / 1e6 / outcome["seconds"])
 
 

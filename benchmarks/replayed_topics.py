@@ -223,13 +223,15 @@ class S3Copy:
     def environment(self) -> dict[str, str]:
         return self._server.environment
 
-    def presigned(self, key: str) -> str:
-        """A URL that anyone can read for an hour."""
+    def presigned(self, *keys: str) -> list[str]:
+        """URLs that anyone can read for an hour."""
         with closing(self._client()) as client:
-            url: str = client.generate_presigned_url(
-                "get_object", {"Bucket": self.bucket, "Key": key}, ExpiresIn=3600
-            )
-        return url
+            return [
+                client.generate_presigned_url(
+                    "get_object", {"Bucket": self.bucket, "Key": key}, ExpiresIn=3600
+                )
+                for key in keys
+            ]
 
     def _client(self) -> Any:
         return botocore.session.get_session().create_client(
@@ -265,3 +267,10 @@ def _wait(what: str, check: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise PartFailed(f"not in {_DEADLINE_S} s: {what}")
         time.sleep(0.2)
+
+
+def presigned_logs(copy: S3Copy, folder: Path, topic: str) -> list[tuple[str, int]]:
+    """(URL, bytes) of the `.log` objects of `topic`; `folder`: the archive that was copied."""
+    logs = log_objects(folder, topic)
+    urls = copy.presigned(*(path.relative_to(folder).as_posix() for path, _ in logs))
+    return [(url, size) for url, (_, size) in zip(urls, logs, strict=True)]

@@ -15,7 +15,7 @@ from fetchproxy.config.schema import PricesConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
     # Seconds of one core for a GB, measured.
-    tail_cpu_s_per_gb: float = 0.52
+    tail_cpu_s_per_gb: float = 0.49
     replay_cpu_s_per_gb: float = 1.11
     archiving_cpu_s_per_gb: float = 2.94
     # Above half of a core, records of the tail begin to wait for each other.
