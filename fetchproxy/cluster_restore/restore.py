@@ -54,7 +54,7 @@ from fetchproxy.cluster_restore.surroundings import (
     padding_notes,
     phantoms_notes,
 )
-from fetchproxy.cluster_state.state import ClusterState
+from fetchproxy.cluster_state.state import ClusterState, PartitionState
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ConfigError
@@ -334,8 +334,8 @@ class _Run:
         with_ends = await new_cluster.with_offsets(self.cluster, present.topics, phantoms)
         epochs = epochs_to_ask([topic.archived for topic in planned], with_ends)
         with_ends = await new_cluster.with_epoch_ends(self.cluster, with_ends, epochs)
-        old_ends = {
-            (topic.name, one.partition): one.log_end_offset
+        lost_logs = {
+            (topic.name, one.partition): one
             for topic in self.order.state.topics
             for one in topic.partitions
         }
@@ -356,9 +356,14 @@ class _Run:
                         "run it again"
                     )
                     continue
-                old_end = max(old_ends.get(place, end), end)
-                epoch = partition.leader_epoch
-                restored[place] = PlacedPartition(end, old_end, epoch, min(start, end))
+                old = lost_logs.get(place, PartitionState(number, 0, end))
+                restored[place] = PlacedPartition(
+                    end,
+                    max(old.log_end_offset, end),
+                    partition.leader_epoch,
+                    min(start, end),
+                    old.log_start_offset,
+                )
         return restored, faults
 
     async def _set_configs(self) -> list[str]:
@@ -432,6 +437,8 @@ class _Run:
             local=tuple(self._local(restored)),
             producer_id_max=-1 if self.lead is None else self.lead.producer_ids.passed,
             archive="" if handover is None else handover.done_in_words(),
+            commits_until_ms=state.read_at_ms,
+            uncertain_starts=groups.uncertain_starts,
         )
 
     @property

@@ -272,13 +272,37 @@ def test_groups_go_on_and_differences_have_numbers() -> None:
         (one.group, one.partition, one.skipped, one.set_back) for one in plan.differences
     ]
     assert differences == [("at-end", 0, 0, 20), ("within", 0, 10, 10)]
+    assert not any(one.repeated_max for one in plan.differences)
     assert list(plan.left_out) == ["shared"]
+
+
+def test_a_group_that_may_have_read_on_after_the_state_is_named_with_the_most_it_may_repeat() -> (
+    None
+):
+    """The archive goes on after the state was read: from 120 to 150 in partition 0."""
+    places = {
+        ("t", 0): PlacedPartition(150, 150, 5, old_start_offset=30),
+        ("t", 1): PlacedPartition(50, 50, 5, local_start_offset=0, old_start_offset=30),
+        ("t", 2): PlacedPartition(9, 9, 5, old_start_offset=9),
+        ("u", 0): PlacedPartition(7, 7, 5),
+    }
+    groups = [group("reads", {("t", 0): 120}), group("at-end", {("t", 0): 150, ("t", 1): 50})]
+
+    plan = plan_groups(groups, places)
+
+    [reads] = plan.differences
+    assert (reads.group, reads.new_offset, reads.repeated_max) == ("reads", 120, 30)
+    assert (reads.skipped, reads.set_back, reads.archived) == (0, 0, 30)
+    # It may have committed first in partition 1 after the state; partition 2 has no record.
+    [start] = plan.uncertain_starts
+    assert (start.group, start.topic, start.partition, start.records_max) == ("reads", "t", 1, 20)
 
 
 def test_a_group_within_local_history_needs_no_archive() -> None:
     places = {("t", 0): PlacedPartition(100, 100, 5, local_start_offset=60)}
     groups = [group("within", {("t", 0): 70}), group("below", {("t", 0): 50})]
-    [below] = plan_groups(groups, places).differences
+    within, below = plan_groups(groups, places).differences
+    assert (within.group, within.archived, within.repeated_max) == ("within", 0, 30)
     assert (below.group, below.new_offset, below.archived) == ("below", 50, 10)
 
 
