@@ -32,7 +32,8 @@ def padding_notes() -> Iterator[str]:
         "start no clients. What others write is noticed, named, and not deleted"
     )
     yield (
-        "leader epochs begin at 0, so groups get their offsets without an epoch. Brokers write the "
+        "leader epochs begin at 0, and are raised only for logs that go on: groups get higher ones "
+        "without an epoch. Brokers write the "
         "new log start to their disks within log.flush.start.offset.checkpoint.interval.ms (60 s): "
         "if all replicas crash before, run the same command again"
     )
