@@ -39,6 +39,7 @@ from fetchproxy.cluster_restore.plan import (
     beyond_state,
     epochs_to_ask,
     is_where_it_belongs,
+    logs_that_end,
     plan_restore,
 )
 from fetchproxy.cluster_restore.producer_ids import ProducerIds, check_producer_ids
@@ -200,7 +201,7 @@ class ClusterRestore:
                 raise
             configs = None
         notes = (
-            *padding_notes(),
+            *padding_notes([one for one in topics if not one.why_not]),
             *brokers_notes(configs, present.topics),
             *await self._missing_rights(cluster, plan),
         )
@@ -490,13 +491,11 @@ class _Run:
 
     def _apart(self) -> Iterator[str]:
         """Topics whose new log is not that of the archive."""
-        for topic in self._planned:
-            archived, why = topic.archived, self.low_epochs.get(topic.name, "")
-            if archived.topic_id is None:
-                continue
-            if self.handover is None or not archived.goes_on or why:
-                because = why and f", because its leader epochs are lower: {why}"
-                yield f"topic {topic.name}: its archived log does not go on in the new one{because}"
+        lower = {
+            name: f"its leader epochs are lower: {why}" for name, why in self.low_epochs.items()
+        }
+        for name, why in (logs_that_end(self.plan) | lower).items():
+            yield f"topic {name}: its archived log does not go on in the new one: {why}"
 
     def _local(self, restored: Mapping[Place, PlacedPartition]) -> Iterator[LocalRecords]:
         for topic in self._planned:

@@ -34,6 +34,7 @@ from fetchproxy.cluster_restore.plan import (
     RestorePlan,
     TopicAction,
     diff_lines,
+    logs_that_end,
     plan_restore,
     producer_id_blocks,
 )
@@ -45,6 +46,7 @@ from fetchproxy.cluster_restore.state_file import (
     read_restore_job,
     write_restore_job,
 )
+from fetchproxy.cluster_restore.surroundings import padding_notes
 from fetchproxy.cluster_state.state import (
     GroupKind,
     GroupWithOffsets,
@@ -296,6 +298,32 @@ def test_a_group_that_may_have_read_on_after_the_state_is_named_with_the_most_it
     # It may have committed first in partition 1 after the state; partition 2 has no record.
     [start] = plan.uncertain_starts
     assert (start.group, start.topic, start.partition, start.records_max) == ("reads", "t", 1, 20)
+
+
+def test_a_plan_names_the_logs_that_do_not_go_on() -> None:
+    def plan_of(**changes: object) -> RestorePlan:
+        partition = replace(LostPartition(100, 1_000), **changes)  # type: ignore[arg-type]
+        lost = LostTopic("t", 1, (partition,), topic_id=uuid.uuid4())
+        return plan_restore([lost], {}, [1], PHANTOMS)
+
+    assert logs_that_end(plan_of()) == {}
+    too_many = plan_of(leader_epoch=1_001)
+    lines = list(diff_lines(too_many))
+    assert any("leader epoch from 0, replicas 1" in line for line in lines)
+    [line] = [line for line in lines if line.startswith("! topic t: its archived log does not go")]
+    assert "up to 1,000, and one partition was at 1,001" in line
+    assert "beyond the chosen state" in logs_that_end(plan_of(archived_end=120))["t"]
+
+
+def test_padding_names_the_logs_whose_epochs_nobody_can_raise() -> None:
+    topics = [
+        LostTopic(name, replicas, (LostPartition(100, 5, epoch),), topic_id=uuid.uuid4())
+        for name, replicas, epoch in (("one", 1, 3), ("three", 3, 3), ("zero", 1, 0))
+    ]
+    notes = list(padding_notes(topics))
+    [named] = [note for note in notes if "does not go on" in note]
+    assert named.startswith("topic one: ")
+    assert "archived up to 3" in named
 
 
 def test_a_group_within_local_history_needs_no_archive() -> None:
