@@ -110,8 +110,12 @@ def open_cluster(config: Config, continued: ContinuedTopics | None = None) -> Cl
 
 
 @asynccontextmanager
-async def stored_archive(config: Config, *, writes: bool = False) -> AsyncIterator[StoredArchive]:
-    """`writes`: the archive must belong to the configured metadata manager.
+async def stored_archive(
+    config: Config, *, writes: bool = False, mends: bool = False
+) -> AsyncIterator[StoredArchive]:
+    """`writes`: the archive must belong to the configured metadata manager. `mends`: what is
+    written can be derived from the segments, so any manager will do. In both cases, no write
+    succeeds after the archive has changed hands.
 
     Raises ConfigError, RemoteStorageError.
     """
@@ -120,6 +124,8 @@ async def stored_archive(config: Config, *, writes: bool = False) -> AsyncIterat
         storage, config.metadata, read_max_ms=config.store.metadata_read_max_ms
     )
     async with storage, rlmm:
+        if writes or mends:
+            await storage.identity.follow_owner()
         yield StoredArchive(storage, rlmm)
 
 

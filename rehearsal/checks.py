@@ -7,7 +7,7 @@ one that was acknowledged before that point is a fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rehearsal.inventory import PAYMENTS, Inventory
@@ -21,6 +21,17 @@ _NAMED_MAX = 3
 
 Read = Mapping[Place, Mapping[int, int]]  # numbers by place and offset
 CommitKey = tuple[str, Place]  # group, place
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGroups:
+    """What the restore's report says of groups. `set_back`: the new offset, and how far it is below
+    the committed one. `repeated_max`: records. `uncertain`: no commit is known there.
+    """
+
+    set_back: Mapping[CommitKey, tuple[int, int]]
+    repeated_max: Mapping[CommitKey, int]
+    uncertain: Collection[CommitKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +150,10 @@ def group_checks(
     last: Mapping[CommitKey, int],
     starts: Mapping[Place, tuple[int, int]],
     restored: Mapping[CommitKey, int],
-    named: Mapping[CommitKey, tuple[int, int]],
+    named: NamedGroups,
 ) -> Iterator[Check]:
     """`of_state`: offsets in the archive's newest state. `last`: the last that groups were told.
-    `restored`: those that the new cluster tells. `named`: the new offset and the set-back that the
-    restore's report has.
+    `restored`: those that the new cluster tells. `named`: by the restore's report.
     """
     expected = {key: min(offset, starts[key[1]][0]) for key, offset in of_state.items()}
     wrong = [key for key, offset in expected.items() if restored.get(key) != offset]
@@ -155,18 +165,45 @@ def group_checks(
     )
     gone = {group for group, _ in last} - {group for group, _ in restored}
     yield Check("groups that are gone", f"{len(gone)}", ok=not gone)
-    later = sum(key not in of_state for key in last)
-    yield Check("partitions where a group committed first after the state was kept", f"{later:,}")
     beyond = {key: offset - expected[key] for key, offset in of_state.items()}
     beyond = {key: offsets for key, offsets in beyond.items() if offsets}
-    unnamed = [key for key, offsets in beyond.items() if named.get(key) != (expected[key], offsets)]
+    beyond_archive = {key: (expected[key], offsets) for key, offsets in beyond.items()}
+    unnamed = [key for key, one in beyond_archive.items() if named.set_back.get(key) != one]
     yield Check(
         "offsets beyond the archive, each named with its numbers",
         f"{len(beyond) - len(unnamed):,} of {len(beyond):,}",
         ok=not unnamed,
     )
-    repeats = sum(max(last[key] - of_state[key], 0) for key in of_state if key in last)
-    yield Check("records that groups read since the state was kept", f"{repeats:,}")
+    yield from _later_commits(of_state, last, starts, named)
+
+
+def _later_commits(
+    of_state: Mapping[CommitKey, int],
+    last: Mapping[CommitKey, int],
+    starts: Mapping[Place, tuple[int, int]],
+    named: NamedGroups,
+) -> Iterator[Check]:
+    """No state has them, so each place where a group may repeat or skip must be in the report."""
+    repeats = {
+        key: min(last[key], starts[key[1]][0]) - offset
+        for key, offset in of_state.items()
+        if key in last
+    }
+    repeats = {key: records for key, records in repeats.items() if records > 0}
+    unnamed = [key for key, records in repeats.items() if named.repeated_max.get(key, 0) < records]
+    yield Check(
+        "groups' places that repeat records, each named with as many at least",
+        f"{len(repeats) - len(unnamed):,} of {len(repeats):,} ({sum(repeats.values()):,} records)",
+        ok=not unnamed,
+    )
+    topics = {(group, place[0]) for group, place in of_state}
+    later = [key for key in last if key not in of_state and (key[0], key[1][0]) in topics]
+    unknown = [key for key in later if key not in named.uncertain]
+    yield Check(
+        "places where a group committed first after the state was read, each named",
+        f"{len(later) - len(unknown):,} of {len(later):,}",
+        ok=not unknown,
+    )
 
 
 def inventory_checks(expected: Inventory, restored: Inventory) -> Iterator[Check]:

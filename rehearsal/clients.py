@@ -30,6 +30,9 @@ _WAITING_MAX = 5_000  # records without a response, above which a producer waits
 _RECORDS_PER_TRANSACTION = 20
 _ABORTED_SHARE = 0.2
 _CALL_S = 10.0
+# On a busy machine, new brokers take long to make the topic of the groups' offsets. If the time
+# ends while librdkafka waits for the coordinator, it aborts this process (rd_kafka_enq_once).
+_COMMIT_S = 240.0
 _JOIN_S = 60.0
 _LOG = logging.getLogger("rehearsal.clients")  # librdkafka tells of the loss at length
 _LOG.setLevel(logging.CRITICAL + 1)
@@ -192,7 +195,7 @@ def _commit(admin: AdminClient, group: str, offsets: Mapping[Place, int]) -> Non
     """Raises KafkaException."""
     rows = [TopicPartition(*place, offset) for place, offset in offsets.items()]
     request = [ConsumerGroupTopicPartitions(group, rows)]
-    for future in admin.alter_consumer_group_offsets(request, request_timeout=_CALL_S).values():
+    for future in admin.alter_consumer_group_offsets(request, request_timeout=_COMMIT_S).values():
         future.result()
 
 

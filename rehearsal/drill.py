@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from lab.errors import PartFailed
 from lab.kafka_cluster import KafkaCluster
 from rehearsal import checks, inventory
-from rehearsal.checks import Check
+from rehearsal.checks import Check, NamedGroups
 from rehearsal.clients import (
     QUIET,
     Client,
@@ -333,9 +333,10 @@ def _commits_of_state(store: Path) -> dict[tuple[str, Place], int]:
     }
 
 
-def _named(report: Mapping[str, Any]) -> dict[tuple[str, Place], tuple[int, int]]:
-    return {
-        (one["group"], (one["topic"], one["partition"])): (one["new_offset"], one["set_back"])
-        for one in report["differences"]
-        if one["set_back"]
-    }
+def _named(report: Mapping[str, Any]) -> NamedGroups:
+    rows = {(one["group"], (one["topic"], one["partition"])): one for one in report["differences"]}
+    return NamedGroups(
+        {key: (one["new_offset"], one["set_back"]) for key, one in rows.items() if one["set_back"]},
+        {key: one["repeated_max"] for key, one in rows.items()},
+        {(one["group"], (one["topic"], one["partition"])) for one in report["uncertain_starts"]},
+    )

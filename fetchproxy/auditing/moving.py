@@ -118,10 +118,23 @@ async def is_cut_over(target: MirrorSide) -> bool:
     return target_identity is not None and not target_identity.is_mirror
 
 
+async def check_is_mirror(target: MirrorSide) -> None:
+    """Before objects are written or deleted there. Another run may have made it the archive, and a
+    restored cluster may go on in it. Raises ArchiveMismatch, RemoteStorageError.
+    """
+    identity = await read_identity(target.store, target.prefix)
+    if identity is None or not identity.is_mirror:
+        raise ArchiveMismatch(
+            "--to is not a mirror any more: it was made the archive, or removed, while this "
+            "command ran"
+        )
+
+
 async def copy_archive_wide(source: MirrorSide, target: MirrorSide) -> NotCopied:
     """Copy the objects that belong to no partition. Returns those that the archive's store does not
-    give out. Raises RemoteStorageError.
+    give out. Raises ArchiveMismatch, RemoteStorageError.
     """
+    await check_is_mirror(target)
     with each_object_alone():
         not_copied = await _copy(source, target, await _topic_objects(source))
         for folder in archive_wide_folders(""):

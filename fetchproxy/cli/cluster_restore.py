@@ -26,6 +26,7 @@ from fetchproxy.cluster_restore.plan import (
     RestorePlan,
     beyond_state,
     diff_lines,
+    logs_that_end,
     producer_id_blocks,
 )
 from fetchproxy.cluster_restore.report import RestoreReport
@@ -260,6 +261,7 @@ def _print_plan(plan: RestorePlan, order: RestoreOrder, as_json: bool) -> None:
         "topics": rows,
         "producer_id_blocks": producer_id_blocks(plan, producer_id_max),
         "beyond_state": list(beyond_state(plan)),
+        "logs_that_end": logs_that_end(plan),
         "notes": plan.notes,
         "archive": plan.archive,
     }

@@ -111,6 +111,7 @@ async def _rewrap(config: Config, topic: str | None, dry_run: bool) -> RewrapRep
     async with open_store(store_url(config), config.store) as storage:
         if not storage.packed.encrypts:
             raise ConfigError(f"{SETTING}: the key ring has no active key")
+        await storage.identity.follow_owner()
         report = await rewrap_archive(storage, topic=topic, dry_run=dry_run)
         for url, key in await storage.objects.list_mirrors():
             report.copies.append(await _look_at_copy(config, url, key, topic))
@@ -169,6 +170,7 @@ async def rewrap_archive(
 
     async def rewrap_each(tp: TopicIdPartition) -> None:
         async for segment in storage.objects.list_packed(tp):
+            await storage.identity.check_owner()
             try:
                 segment_report = await storage.packed.rewrap(segment, dry_run=dry_run)
             except ObjectNotFound:

@@ -3,8 +3,9 @@
 It is done when the new topics have their ids, and before any partition has a leader that takes
 records: first the archive names the new cluster as its owner, from which on it refuses writes of
 the old one; then it is looked at again, because the old archiver may have written until then; and
-then it records which archived log each topic continues (docs/adr/0090). Run again, it does what is
-not done.
+then it records which archived log each topic continues (docs/adr/0090). A restore by padding
+records that when the padding is gone, and relies on there being no producers until then. Run again,
+it does what is not done.
 """
 
 from __future__ import annotations
@@ -139,6 +140,11 @@ class ArchiveHandover:
     # --- the handover ---
     async def run(self, topics: Sequence[LostTopic], topic_ids: Mapping[str, UUID]) -> None:
         """`topic_ids`: by name, in the new cluster. Raises ConfigError, RemoteStorageError."""
+        await self.take(topics)
+        await self.record(topics, topic_ids)
+
+    async def take(self, topics: Sequence[LostTopic]) -> None:
+        """From then on nobody else lets the archive of `topics` grow. Raises as `run`."""
         if self._identity.is_mirror:
             return
         if not self._is_owner:
@@ -148,7 +154,6 @@ class ArchiveHandover:
             await self._check_ends(topics)
         elif self._identity.handed_over is None:
             await self._take()  # its processes look for continued topics only then
-        await self._record(topics, topic_ids)
 
     async def _take(self) -> None:
         handed = HandedOver(self._identity.cluster_id or "", wall_clock_ms())
@@ -191,7 +196,10 @@ class ArchiveHandover:
                 "this cluster now, so run the same command again"
             )
 
-    async def _record(self, topics: Sequence[LostTopic], topic_ids: Mapping[str, UUID]) -> None:
+    async def record(self, topics: Sequence[LostTopic], topic_ids: Mapping[str, UUID]) -> None:
+        """These topics continue their archived logs. Raises as `run`."""
+        if self._identity.is_mirror:
+            return
         now_ms = wall_clock_ms()
 
         async def record(topic: LostTopic) -> None:

@@ -81,10 +81,10 @@ async def _why_refused(cluster: Cluster, topic: PlannedTopic) -> str:
     return ""
 
 
-async def pad_topics(
-    cluster: Cluster, plan: RestorePlan, brokers: int, say: Callable[[str], None]
-) -> dict[Place, str]:
-    """Returns the partitions that are not as they should be, and why. Raises ClusterError."""
+async def make_topics(cluster: Cluster, plan: RestorePlan) -> dict[str, UUID]:
+    """The topics of the plan, also those that are there, with settings that allow padding. Returns
+    their ids. Raises ClusterError.
+    """
     topics = list(plan.of(TopicAction.CREATE, TopicAction.TAKE))
     for topic in topics:
         if topic.action is TopicAction.CREATE:
@@ -95,7 +95,21 @@ async def pad_topics(
     )
     if refused:
         raise ClusterError("; ".join(refused))
-    ids = await _topic_ids(cluster, [topic.name for topic in topics])
+    planned = plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
+    return await _topic_ids(cluster, [topic.name for topic in planned])
+
+
+async def pad_topics(
+    cluster: Cluster,
+    plan: RestorePlan,
+    ids: Mapping[str, UUID],
+    brokers: int,
+    say: Callable[[str], None],
+) -> dict[Place, str]:
+    """`ids`: of the topics. Returns the partitions that are not as they should be, and why. Raises
+    ClusterError.
+    """
+    topics = plan.of(TopicAction.CREATE, TopicAction.TAKE)
     starts = {
         TopicIdPartition(ids[topic.name], topic.name, number): one.end_offset
         for topic in topics

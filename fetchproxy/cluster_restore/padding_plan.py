@@ -17,6 +17,7 @@ from fetchproxy.cluster_restore.plan import (
     PlannedTopic,
     RestorePlan,
     TopicAction,
+    is_where_it_belongs,
 )
 
 # Offsets that one partition gains in a second, for a plan. See the page of the restore.
@@ -73,6 +74,10 @@ def _plan_topic(
     if set(present.partitions) != set(range(count)):
         why = f"it exists with {len(present.partitions)} partitions, and {count} were archived"
         return PlannedTopic(archived, TopicAction.REFUSE, why=why)
+    if archived.is_continued and all(
+        is_where_it_belongs(archived, n, present.partitions[n]) for n in range(count)
+    ):
+        return PlannedTopic(archived, TopicAction.KEEP, log_ends=_log_ends(present))
     for number, one in enumerate(archived.partitions):
         first = first_records.get((archived.name, number))
         if (
@@ -83,8 +88,12 @@ def _plan_topic(
         present.partitions[n].log_start_offset == one.end_offset
         for n, one in enumerate(archived.partitions)
     )
-    ends = tuple(present.partitions[n].log_end_offset or 0 for n in range(count))
-    return PlannedTopic(archived, TopicAction.KEEP if placed else TopicAction.TAKE, log_ends=ends)
+    action = TopicAction.KEEP if placed else TopicAction.TAKE
+    return PlannedTopic(archived, action, log_ends=_log_ends(present))
+
+
+def _log_ends(present: FoundTopic) -> tuple[int, ...]:
+    return tuple(present.partitions[n].log_end_offset or 0 for n in sorted(present.partitions))
 
 
 def why_not_padded(

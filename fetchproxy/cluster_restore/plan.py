@@ -21,7 +21,8 @@ from fetchproxy.cluster_state.state import NamedValues
 from fetchproxy.model import EpochStart
 
 Place = tuple[str, int]  # topic, partition
-# One step takes the phantoms some 70 ms; a topic with so many terms of leaders begins lower, and
+# One step takes the phantoms some 70 ms, and with 1,000 partitions a second, and it is two records
+# of each partition in the controllers' log. A topic with more terms of leaders begins lower, and
 # gets no local history, because followers drop batches with a later epoch than their leader's.
 EPOCHS_RAISED_MAX = 1_000
 PRODUCER_ID_BLOCK = 1_000  # ids that the controller gives to a broker at once
@@ -93,15 +94,23 @@ class LostTopic:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the new log can continue the archived one: it begins at its end, and its leader
+        """Whether the new log can continue the archived one."""
+        return self.topic_id is not None and not self.why_log_ends
+
+    @property
+    def why_log_ends(self) -> str:
+        """ "": the new log can continue the archived one, as it begins at its end, and its leader
         epochs are above.
         """
-        return (
-            self.topic_id is not None
-            and not self.later_partitions
-            and all(one.archived_end is None for one in self.partitions)
-            and all(one.leader_epoch <= EPOCHS_RAISED_MAX for one in self.partitions)
-        )
+        if self.later_partitions or any(one.archived_end is not None for one in self.partitions):
+            return "the archive goes on beyond the chosen state"
+        epoch = max((one.leader_epoch for one in self.partitions), default=-1)
+        if epoch > EPOCHS_RAISED_MAX:
+            return (
+                f"leader epochs are raised one by one, up to {EPOCHS_RAISED_MAX:,}, and one "
+                f"partition was at {epoch:,}"
+            )
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +338,8 @@ def diff_lines(
         )
     for beyond in beyond_state(plan):
         yield f"! not in the new log: {beyond}"
+    for name, why in logs_that_end(plan).items():
+        yield f"! topic {name}: its archived log does not go on in the new one: {why}"
     if plan.archive:
         yield f"~ archive: {plan.archive}"
     for note in plan.notes:
@@ -337,12 +348,21 @@ def diff_lines(
 
 def _led_text(topic: PlannedTopic, number: int) -> str:
     one, replicas = topic.archived.partitions[number], ",".join(map(str, topic.replicas[number]))
+    epoch = max(one.leader_epoch, 0) if one.leader_epoch <= EPOCHS_RAISED_MAX else 0
     local = "" if one.local is None else f" with local history up to {one.end_offset}"
     less = f" ({one.why_not_local})" if one.why_not_local else ""
     return (
-        f"begins at {one.start_offset}{local}{less}, leader epoch from {max(one.leader_epoch, 0)}, "
-        f"replicas {replicas}"
+        f"begins at {one.start_offset}{local}{less}, leader epoch from {epoch}, replicas {replicas}"
     )
+
+
+def logs_that_end(plan: RestorePlan) -> dict[str, str]:
+    """The topics of the plan that cannot continue their archived logs, and why."""
+    return {
+        topic.name: topic.archived.why_log_ends
+        for topic in plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
+        if topic.archived.topic_id is not None and topic.archived.why_log_ends
+    }
 
 
 def beyond_state(plan: RestorePlan) -> Iterator[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from fetchproxy.cluster_restore.group_plan import GroupDifference
+from fetchproxy.cluster_restore.group_plan import GroupDifference, UncertainStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class RestoreReport:
     """`refused`: topics by name, and why. `faults`: what is not as it should be. `producer_id_max`:
     no new producer gets an id up to this one; -1: any. `beyond_state`: what of the archive is later
     than the chosen state, and no part of the new log. `archive`: whose it is now, as a
-    sentence; "": it was not touched.
+    sentence; "": it was not touched. `commits_until_ms`: epoch ms at which the offsets of groups
+    were read; no later commit is known.
     """
 
     topics: int
@@ -55,6 +57,8 @@ class RestoreReport:
     producer_id_max: int = -1
     beyond_state: tuple[str, ...] = ()
     archive: str = ""
+    commits_until_ms: int = 0
+    uncertain_starts: tuple[UncertainStart, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -83,12 +87,29 @@ class RestoreReport:
             yield f"producer ids: new producers get ids above {self.producer_id_max}"
         for text in self.beyond_state:
             yield f"not in the new log: {text}"
+        yield (
+            f"groups: their offsets are of {_utc_text(self.commits_until_ms)}. No later commit is "
+            "in the archive, and no group that committed first after that"
+        )
         for difference in self.differences:
             yield _difference_text(difference)
+        for start in self.uncertain_starts:
+            yield (
+                f"group {start.group} at {start.topic}-{start.partition}: no commit is known; "
+                "begins by its clients' auto.offset.reset, and if it committed later, skips or "
+                f"repeats up to {start.records_max} records"
+            )
         for fault in self.faults:
             yield f"fault: {fault}"
         for work in self.by_hand:
             yield f"by hand: {work}"
+
+
+def _utc_text(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms since 1970"
 
 
 def _difference_text(one: GroupDifference) -> str:
@@ -99,6 +120,8 @@ def _difference_text(one: GroupDifference) -> str:
         parts.append(f"has {one.archived} records to read that only the archive has")
     if one.set_back:
         parts.append(f"was {one.set_back} offsets further, at {one.committed_offset}")
+    if one.repeated_max:
+        parts.append(f"repeats up to {one.repeated_max} records, if it committed later")
     return (
         f"group {one.group} at {one.topic}-{one.partition}: continues at {one.new_offset}; "
         f"{' and '.join(parts)}"

@@ -24,7 +24,7 @@ from fetchproxy.cluster_restore.controller import ActiveController
 from fetchproxy.cluster_restore.group_plan import GroupPlan, PlacedPartition, plan_groups
 from fetchproxy.cluster_restore.needed_rights import is_refusal, needed_rights, rights_to_begin
 from fetchproxy.cluster_restore.new_cluster import FoundTopics
-from fetchproxy.cluster_restore.padded_topics import pad_topics, planned_padding
+from fetchproxy.cluster_restore.padded_topics import make_topics, pad_topics, planned_padding
 from fetchproxy.cluster_restore.padding_plan import configs_afterwards
 from fetchproxy.cluster_restore.phantom_lead import UNCLEAN_ELECTION, PhantomLead
 from fetchproxy.cluster_restore.phantom_security import phantom_security
@@ -39,9 +39,11 @@ from fetchproxy.cluster_restore.plan import (
     beyond_state,
     epochs_to_ask,
     is_where_it_belongs,
+    logs_that_end,
     plan_restore,
 )
 from fetchproxy.cluster_restore.producer_ids import ProducerIds, check_producer_ids
+from fetchproxy.cluster_restore.raised_epochs import raise_epochs
 from fetchproxy.cluster_restore.report import LocalRecords, LostRecords, RestoreReport
 from fetchproxy.cluster_restore.state_file import (
     RestoreJob,
@@ -54,7 +56,7 @@ from fetchproxy.cluster_restore.surroundings import (
     padding_notes,
     phantoms_notes,
 )
-from fetchproxy.cluster_state.state import ClusterState
+from fetchproxy.cluster_state.state import ClusterState, PartitionState
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ConfigError
@@ -113,7 +115,7 @@ class ClusterRestore:
             present = await new_cluster.read_placements(cluster)
             job = self._job(present)
             if order.by is RestoreBy.PADDING:
-                yield await self._padding_run(cluster, present, job)
+                yield await self._padding_run(stack, cluster, present, job)
                 return
             to_begin = rights_to_begin(not order.controllers)
             await checks.check_brokers(cluster, list(to_begin), self._principal, self._bootstrap)
@@ -131,15 +133,7 @@ class ClusterRestore:
             )
             free_id = max({*real, *phantoms.ids}) + 1
             await checks.check_controllers(controller, free_id, self._principal, self._bootstrap)
-            handover = await stack.enter_async_context(
-                opened_handover(
-                    self._config, order.topics, present.cluster_id, take_over=order.take_over
-                )
-            )
-            topics = order.topics
-            if handover is not None:
-                topics = await handover.as_continued(topics, present.topics)
-                await handover.check_journal(topics)
+            handover, topics = await self._handover(stack, present)
             plan = await self._planned(cluster, controller, present, real, phantoms, topics)
             if handover is not None:
                 plan = replace(plan, archive=handover.in_words())
@@ -170,7 +164,21 @@ class ClusterRestore:
                 handover=handover,
                 plan=plan,
             )
-            yield _Run(order, progress, cluster, real, replace(plan, notes=notes), lead)
+            plan = replace(plan, notes=notes)
+            yield _Run(order, progress, cluster, real, plan, handover, lead)
+
+    async def _handover(
+        self, stack: AsyncExitStack, present: FoundTopics
+    ) -> tuple[ArchiveHandover | None, Sequence[LostTopic]]:
+        """With the topics of the order, as they are in the archive now."""
+        topics, take_over = self._order.topics, self._order.take_over
+        handover = await stack.enter_async_context(
+            opened_handover(self._config, topics, present.cluster_id, take_over=take_over)
+        )
+        if handover is not None:
+            topics = await handover.as_continued(topics, present.topics)
+            await handover.check_journal(topics)
+        return handover, topics
 
     async def _controllers(self, cluster: Cluster) -> Sequence[HostPort]:
         try:
@@ -178,9 +186,14 @@ class ClusterRestore:
         except ConfigError as error:
             raise ConfigError(f"{error}. {checks.PADDING_HINT}") from None
 
-    async def _padding_run(self, cluster: Cluster, present: FoundTopics, job: RestoreJob) -> _Run:
+    async def _padding_run(
+        self, stack: AsyncExitStack, cluster: Cluster, present: FoundTopics, job: RestoreJob
+    ) -> _Run:
         """A run without phantoms, which asks no controller."""
-        plan = await planned_padding(cluster, self._order.topics, present)
+        handover, topics = await self._handover(stack, present)
+        plan = await planned_padding(cluster, topics, present)
+        if handover is not None:
+            plan = replace(plan, archive=handover.in_words())
         try:
             configs = await new_cluster.configs_of_broker(cluster, min(present.brokers))
         except ClusterError as error:
@@ -188,13 +201,17 @@ class ClusterRestore:
                 raise
             configs = None
         notes = (
-            *padding_notes(),
+            *padding_notes([one for one in topics if not one.why_not]),
             *brokers_notes(configs, present.topics),
             *await self._missing_rights(cluster, plan),
         )
         progress = RestoreProgress(job, self._order.state_file, self._say)
-        plan = replace(plan, notes=notes)
-        return _Run(self._order, progress, cluster, present.brokers, plan, None)
+        plan, brokers = replace(plan, notes=notes), present.brokers
+        elections = ActiveController(self._config, list(brokers.values()))
+        await stack.enter_async_context(elections)
+        return _Run(
+            self._order, progress, cluster, brokers, plan, handover, None, elections=elections
+        )
 
     async def _missing_rights(self, cluster: Cluster, plan: RestorePlan) -> list[str]:
         needed = list(needed_rights(self._order.by, plan, self._order.state))
@@ -269,15 +286,21 @@ class ClusterRestore:
 
 @dataclass(eq=False)
 class _Run:
-    """`lead`: None for a restore by padding."""
+    """`lead`: None for a restore by padding, which has `elections`: the brokers, that pass requests
+    on to their controller. `unproven`: partitions, and why. `low_epochs`: topics whose logs do not
+    go on, and why.
+    """
 
     order: RestoreOrder
     progress: RestoreProgress
     cluster: Cluster
     brokers: Mapping[int, HostPort]
     plan: RestorePlan
+    handover: ArchiveHandover | None
     lead: PhantomLead | None
-    unproven: Mapping[Place, str] = field(default_factory=dict)  # partitions, and why
+    elections: ActiveController | None = None
+    unproven: Mapping[Place, str] = field(default_factory=dict)
+    low_epochs: Mapping[str, str] = field(default_factory=dict)
 
     async def to_the_end(self, began_at: float) -> RestoreReport:
         say, note = self.progress.say, self.progress.note
@@ -285,8 +308,7 @@ class _Run:
             say(text)
         await self._begin_coordinators()
         if self.lead is None:
-            await note(RestoreStep.PAD)
-            self.unproven = await pad_topics(self.cluster, self.plan, len(self.brokers), say)
+            await self._pad()
         else:
             await self.lead.run()
         await note(RestoreStep.PROVE)
@@ -299,6 +321,31 @@ class _Run:
         await note(RestoreStep.DONE)
         seconds = asyncio.get_running_loop().time() - began_at
         return self._report(restored, groups, faults, seconds)
+
+    async def _pad(self) -> None:
+        """The archive is taken before it takes long, so that it does not grow meanwhile. That a log
+        goes on is recorded after it: an archiver would take padding for a log that was cut.
+        """
+        await self.progress.note(RestoreStep.PAD)
+        ids = await make_topics(self.cluster, self.plan)
+        topics = [topic.archived for topic in self._planned if topic.archived.goes_on]
+        if self.handover is not None and self.elections is not None:
+            self.low_epochs = await raise_epochs(self.cluster, self.elections, topics)
+            topics = [topic for topic in topics if topic.name not in self.low_epochs]
+            if topics:
+                await self.handover.take(topics)
+        self.unproven = await pad_topics(
+            self.cluster, self.plan, ids, len(self.brokers), self.progress.say
+        )
+        unproven = {topic for topic, _ in self.unproven}
+        topics = [topic for topic in topics if topic.name not in unproven]
+        if self.handover is not None and topics:
+            await self.progress.note(RestoreStep.RECORD)
+            await self.handover.record(topics, ids)
+
+    @property
+    def _planned(self) -> Iterator[PlannedTopic]:
+        return self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
 
     async def _begin_coordinators(self) -> None:
         """A new cluster makes the topic of the groups' offsets when it is first asked for a group's
@@ -328,14 +375,14 @@ class _Run:
     # --- afterwards ---
     async def _prove(self) -> tuple[dict[Place, PlacedPartition], list[str]]:
         """Asks the real leaders. A partition that does not begin where it should is a fault."""
-        planned = list(self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP))
+        planned = list(self._planned)
         present = await new_cluster.read_placements(self.cluster, [topic.name for topic in planned])
         phantoms = () if self.lead is None else self.lead.phantoms.ids
         with_ends = await new_cluster.with_offsets(self.cluster, present.topics, phantoms)
         epochs = epochs_to_ask([topic.archived for topic in planned], with_ends)
         with_ends = await new_cluster.with_epoch_ends(self.cluster, with_ends, epochs)
-        old_ends = {
-            (topic.name, one.partition): one.log_end_offset
+        lost_logs = {
+            (topic.name, one.partition): one
             for topic in self.order.state.topics
             for one in topic.partitions
         }
@@ -356,9 +403,14 @@ class _Run:
                         "run it again"
                     )
                     continue
-                old_end = max(old_ends.get(place, end), end)
-                epoch = partition.leader_epoch
-                restored[place] = PlacedPartition(end, old_end, epoch, min(start, end))
+                old = lost_logs.get(place, PartitionState(number, 0, end))
+                restored[place] = PlacedPartition(
+                    end,
+                    max(old.log_end_offset, end),
+                    partition.leader_epoch,
+                    min(start, end),
+                    old.log_start_offset,
+                )
         return restored, faults
 
     async def _set_configs(self) -> list[str]:
@@ -366,7 +418,7 @@ class _Run:
         if self.lead is None:
             return await self._set_configs_after_padding()
         configs: dict[str, dict[str, str | None]] = {}
-        for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
+        for topic in self._planned:
             archived = dict(topic.archived.configs)
             is_taken = topic.action is TopicAction.TAKE
             values: dict[str, str | None] = {**archived} if is_taken else {}
@@ -378,8 +430,9 @@ class _Run:
     async def _set_configs_after_padding(self) -> list[str]:
         """Not of a topic that is not proven: a run again needs those of padding."""
         unproven = {topic for topic, _ in self.unproven}
-        planned = self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
-        configs = {one.name: configs_afterwards(one) for one in planned if one.name not in unproven}
+        configs = {
+            one.name: configs_afterwards(one) for one in self._planned if one.name not in unproven
+        }
         return await rights.set_topic_configs(self.cluster, configs)
 
     async def _commit(self, groups: GroupPlan) -> list[str]:
@@ -410,7 +463,7 @@ class _Run:
         faults: Sequence[str],
         seconds: float,
     ) -> RestoreReport:
-        state, handover = self.order.state, self._handover
+        state, handover = self.order.state, self.handover
         lost = tuple(
             LostRecords(*place, one.end_offset, one.old_end_offset)
             for place, one in sorted(restored.items())
@@ -432,21 +485,20 @@ class _Run:
             local=tuple(self._local(restored)),
             producer_id_max=-1 if self.lead is None else self.lead.producer_ids.passed,
             archive="" if handover is None else handover.done_in_words(),
+            commits_until_ms=state.read_at_ms,
+            uncertain_starts=groups.uncertain_starts,
         )
-
-    @property
-    def _handover(self) -> ArchiveHandover | None:
-        return None if self.lead is None else self.lead.handover
 
     def _apart(self) -> Iterator[str]:
         """Topics whose new log is not that of the archive."""
-        for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
-            archived = topic.archived
-            if archived.topic_id is not None and (self._handover is None or not archived.goes_on):
-                yield f"topic {topic.name}: its archived log does not go on in the new one"
+        lower = {
+            name: f"its leader epochs are lower: {why}" for name, why in self.low_epochs.items()
+        }
+        for name, why in (logs_that_end(self.plan) | lower).items():
+            yield f"topic {name}: its archived log does not go on in the new one: {why}"
 
     def _local(self, restored: Mapping[Place, PlacedPartition]) -> Iterator[LocalRecords]:
-        for topic in self.plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
+        for topic in self._planned:
             for number, one in enumerate(topic.archived.partitions):
                 placed = restored.get((topic.name, number))
                 if placed is None or (one.local is None and not one.why_not_local):

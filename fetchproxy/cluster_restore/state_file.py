@@ -36,6 +36,7 @@ class RestoreStep(StrEnum):
     HAND_OVER = "hand over"
     LEAVE = "leave"
     PAD = "pad"
+    RECORD = "record"  # after padding: which archived logs go on
     PROVE = "prove"
     GROUPS = "groups"
     RIGHTS = "rights"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from fetchproxy.cluster_restore.new_cluster import InterBrokerListener
+from fetchproxy.cluster_restore.plan import LostTopic
 from fetchproxy.config.values import HostPort
 
 # Cruise Control's reporter runs in the brokers and writes here.
@@ -26,16 +27,24 @@ def phantoms_notes(
     )
 
 
-def padding_notes() -> Iterator[str]:
+def padding_notes(topics: Iterable[LostTopic]) -> Iterator[str]:
     yield (
         "meanwhile nobody else may write to the topics, and consumers would read the padding: "
         "start no clients. What others write is noticed, named, and not deleted"
     )
     yield (
-        "leader epochs begin at 0, so groups get their offsets without an epoch. Brokers write the "
+        "leader epochs begin at 0, and are raised only for logs that go on: groups get higher ones "
+        "without an epoch. Brokers write the "
         "new log start to their disks within log.flush.start.offset.checkpoint.interval.ms (60 s): "
         "if all replicas crash before, run the same command again"
     )
+    for topic in topics:
+        epoch = max((one.record_epoch for one in topic.partitions), default=-1)
+        if topic.goes_on and epoch > 0 and topic.replication_factor < 2:
+            yield (
+                f"topic {topic.name}: its archived log does not go on in the new one: leader "
+                f"epochs are archived up to {epoch}, and with one replica they cannot be raised"
+            )
 
 
 def brokers_notes(

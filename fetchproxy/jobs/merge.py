@@ -30,6 +30,7 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.merging import MERGED_BYTES_MAX, MergedPartition, PartitionMerger
+from fetchproxy.writing.own_archive import check_is_own_archive
 from fetchproxy.writing.spool import Spool
 
 MERGED_SCHEMA = (
@@ -90,12 +91,19 @@ def merge_work(
 @asynccontextmanager
 async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
     by_store = config.metadata.manager == "store"  # if so, no brokers are needed
-    opened = stored_archive(config, writes=True) if by_store else managed_archive(config)
+    opened = stored_archive(config, writes=True) if by_store else _of_own_cluster(config)
     async with (
         opened as archive,
         Spool(config.archive.spool_dir, encrypted=archive.storage.rsm.encrypts) as spool,
     ):
         yield archive, spool
+
+
+@asynccontextmanager
+async def _of_own_cluster(config: Config) -> AsyncIterator[ManagedArchive]:
+    async with managed_archive(config) as archive:
+        await check_is_own_archive(archive.storage, archive.cluster)
+        yield archive
 
 
 async def _merge_partition(

@@ -285,6 +285,7 @@ async def _mirror_partition(
     options: MirrorOptions, sides: ToMirror, tp: TopicIdPartition, tell: Report
 ) -> MirroredPartition:
     source, target, spool, pace = sides
+    await moving.check_is_mirror(target)
     return await PartitionMirror(source, target, tp, spool, pace, options, tell).run()
 
 

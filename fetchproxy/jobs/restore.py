@@ -70,10 +70,12 @@ def restore(
     on_result: Callable[[RestoredGroup], None] = lambda restored: None,
 ) -> Done[RestoredPartition]:
     """Restore `topic` (None: all topics). Writes only missing events, so it can be repeated. Raises
-    as `verify`, and ClusterError or RemoteStorageError if the metadata topic is unavailable.
+    as `verify`, ClusterError or RemoteStorageError if the metadata topic is unavailable, and
+    ArchiveMismatch if the archive was handed over to another cluster.
     """
     config = config if isinstance(runner, Here) else for_executors(config)
     tps, unlisted = in_loop(stored_partitions(config, topic))
+    in_loop(_check_not_handed_over(config))
     metadata_topic = in_loop(_metadata_topic(config, create=bool(tps) and not dry_run))
     groups = grouped(tps, config.metadata.topic_partitions)
     outcome = runner.each(groups, restore_work(config, dry_run, metadata_topic), on_result)
@@ -114,7 +116,7 @@ def restore_work(
 @asynccontextmanager
 async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToRestore]:
     async with AsyncExitStack() as stack:
-        archive = await stack.enter_async_context(stored_archive(config))
+        archive = await stack.enter_async_context(stored_archive(config, mends=True))
         follower = None
         if topic_is_there:
             cluster = await stack.enter_async_context(open_cluster(config))
@@ -175,6 +177,17 @@ async def _refresh_local_indexes(config: Config, tps: Iterable[TopicIdPartition]
             view = await archive.rlmm.refresh(tp, asyncio.get_running_loop().time())
             while await refresher.refresh(tp, view):
                 pass
+
+
+async def _check_not_handed_over(config: Config) -> None:
+    """A cluster that has lost the archive may not state that its metadata topic is the valid one.
+    Raises ArchiveMismatch, RemoteStorageError, ClusterError.
+    """
+    async with stored_archive(config) as archive:
+        identity = await archive.storage.identity.look()
+    if identity is not None and identity.handed_over is not None:
+        async with open_cluster(config) as cluster:
+            identity.check_is_of_cluster(await cluster.cluster_id())
 
 
 async def _state_metadata_topic(config: Config) -> None:

@@ -249,7 +249,7 @@ def reindex_work(
     """Writes only faulty objects. Fails with RemoteStorageError."""
     config = for_executors(config)
     work = partial(_reindex_partition, config, dry_run)
-    open_archive = partial(stored_archive, config)
+    open_archive = partial(stored_archive, config, mends=True)
     return StoreWork("reindex", open_archive, work, size=lambda partition: partition.size_bytes)
 
 

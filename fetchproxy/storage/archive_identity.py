@@ -108,7 +108,7 @@ class ArchiveIdentity:
 
     def check_is_of_cluster(self, cluster_id: str | None) -> None:
         """Raises ArchiveMismatch if the archive is another cluster's."""
-        if None in (self.cluster_id, cluster_id) or self.cluster_id == cluster_id:
+        if not _differ(self.cluster_id, cluster_id):
             return
         handed = self.handed_over
         if handed is None:
@@ -134,6 +134,10 @@ class ArchiveIdentity:
             raise ArchiveMismatch(
                 f"store.url: the archive has moved to {self.moved.to}; set store.url to that"
             )
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return None not in (one, other) and one != other
 
 
 def encode_identity(identity: ArchiveIdentity) -> bytes:
@@ -232,6 +236,7 @@ class OwnIdentity:
         self._identity_at = float("-inf")
         self._making = asyncio.Lock()  # several copies may begin at once
         self._cluster_id: str | None = None  # of this process; None: it belongs to no cluster
+        self._follows = False  # that is the archive's own, as first read
         self._looks = SingleFlight[ArchiveIdentity | None]()
 
     @property
@@ -263,6 +268,14 @@ class OwnIdentity:
         none, or its brokers report no id.
         """
         self._cluster_id = cluster_id
+
+    async def follow_owner(self) -> None:
+        """For a job without brokers: it works for the cluster that has the archive now, and may not
+        go on when another one has it. Raises as `look`.
+        """
+        identity = await self.look()
+        self._follows = True
+        self.belongs_to(None if identity is None else identity.cluster_id)
 
     async def check_owner(self, age_max_s: float = LOOK_AGE_MAX_S) -> None:
         """Before this process writes or deletes: the archive is still that of its cluster, as read
@@ -345,6 +358,11 @@ class OwnIdentity:
                 f"metadata.manager: the metadata of the archive at store.url are kept by the "
                 f"{identity.manager}, and this process is set to the {self._manager}; with two "
                 "managers, readers would miss segments"
+            )
+        if self._follows and _differ(identity.cluster_id, self._cluster_id):
+            raise ArchiveMismatch(
+                f"store.url: the archive changed hands from the cluster {self._cluster_id} to "
+                f"{identity.cluster_id} while this command ran: run it again"
             )
         identity.check_is_of_cluster(self._cluster_id)
         if self._generation is not None and identity.generation not in (None, self._generation):

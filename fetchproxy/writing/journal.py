@@ -12,7 +12,7 @@ import asyncio
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -106,7 +106,9 @@ class Journal:
         self._number = 0  # of the next object
         self._oldest = 0  # of the objects that are not deleted
         self._key: tuple[WrappedKey, Cipher] | None = None
-        self._safe_until: float | None = None  # loop time (s)
+        # Loop times (s): all records before it are stored; the mean over the partitions.
+        self._safe_until: float | None = None
+        self._safe_until_mean = 0.0
         self._gained_records = 0  # since it was caught up
         # The loop time (s) of the last writes, and the records that were gained until then.
         self._paces: deque[tuple[float, int]] = deque(maxlen=_PACE_WRITES)
@@ -132,11 +134,10 @@ class Journal:
                 records += max(_log_end(partition, self.cluster) - self._safe_end(tp, partition), 0)
         if self._safe_until is None:
             return RecoveryPoint(None, records)
-        age_s = self._age_s(now)
-        # What came since the ends were read last is counted by its pace.
-        return RecoveryPoint(
-            round(1000 * age_s), max(records, round(self._records_per_s() * age_s))
-        )
+        # What came since the ends were read last is counted by its pace. Partitions are read one
+        # after another, so most are safe up to a later moment than the one that shows as the age.
+        came = round(self._records_per_s() * (now - self._safe_until_mean))
+        return RecoveryPoint(round(1000 * self._age_s(now)), max(records, came))
 
     def _records_per_s(self) -> float:
         if len(self._paces) < 2:
@@ -170,7 +171,7 @@ class Journal:
         return more
 
     async def _write(self, spool: Spool) -> bool:
-        safe_until = self._caught_up_until()
+        caught_up_at = self._caught_up_at()
         gains, more = await self._gains()
         if gains:
             path = spool.new_file()
@@ -183,7 +184,7 @@ class Journal:
                 await asyncio.to_thread(path.unlink, missing_ok=True)
             self._note(gains)
         if not more:
-            self._safe_until = safe_until
+            self._safe_until, self._safe_until_mean = oldest_and_mean(caught_up_at)
         self._note_pace(gains)
         return more
 
@@ -195,13 +196,10 @@ class Journal:
         self._gained_records += sum(one.after.position - one.before.position for one in gains)
         self._paces.append((asyncio.get_running_loop().time(), self._gained_records))
 
-    def _caught_up_until(self) -> float | None:
-        """Loop time (s) before which all led partitions had all records of their logs. None: not
-        known of one of them.
-        """
+    def _caught_up_at(self) -> list[float]:
+        """Loop times (s) before which each led partition had all records of its log."""
         led = [one.caught_up_at for one in self.partitions().values() if one.leads]
-        safe_until = min(led, default=asyncio.get_running_loop().time())
-        return None if safe_until == float("-inf") else safe_until
+        return led or [asyncio.get_running_loop().time()]
 
     async def _gains(self) -> tuple[list[_Gain], bool]:
         """What is in no object yet, those that waited longest first. True: there is more."""
@@ -304,6 +302,14 @@ class Journal:
         elif gained.left_at is None:
             gained.left_at = now
         return gained.left_at is not None and now - gained.left_at >= _KEPT_MAX_S
+
+
+def oldest_and_mean(caught_up_at: Sequence[float]) -> tuple[float | None, float]:
+    """Of such times. None: one of them is -inf, as the partition was not read up to its end yet."""
+    oldest = min(caught_up_at)
+    if oldest == float("-inf"):
+        return None, oldest
+    return oldest, sum(caught_up_at) / len(caught_up_at)
 
 
 def _log_end(partition: ManagedPartition, cluster: Cluster) -> int:

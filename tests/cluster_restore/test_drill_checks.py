@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rehearsal import checks
-from rehearsal.checks import Check
+from rehearsal.checks import Check, NamedGroups
 from rehearsal.inventory import PAYMENTS, SCHEMAS, planned_inventory
 from rehearsal.ledger import Ledger, number_of, value_of
 from rehearsal.processes import ShownPoint
@@ -90,7 +90,7 @@ def test_groups_that_are_elsewhere_gone_or_not_named() -> None:
     def judge(
         state: int, restored: dict[tuple[str, tuple[str, int]], int], named: tuple[int, int] | None
     ) -> list[str]:
-        in_report = {} if named is None else {KEY: named}
+        in_report = NamedGroups({} if named is None else {KEY: named}, {}, ())
         results = checks.group_checks({KEY: state}, {KEY: state}, starts, restored, in_report)
         return failures(results)
 
@@ -103,6 +103,25 @@ def test_groups_that_are_elsewhere_gone_or_not_named() -> None:
         "offsets of groups in their place",
         "groups that are gone",
     ]
+
+
+def test_commits_after_the_state_are_named_where_records_repeat_or_a_group_began() -> None:
+    """The group had read up to 14 when the cluster was lost, and the archive ends at 10."""
+    starts, other = {PLACE: (10, 10), ("drill-000", 1): (10, 10)}, ("readers", ("drill-000", 1))
+    last = {KEY: 14, other: 3}
+
+    def judge(
+        repeated_max: dict[tuple[str, tuple[str, int]], int], *uncertain: checks.CommitKey
+    ) -> list[str]:
+        named = NamedGroups({}, repeated_max, uncertain)
+        return failures(checks.group_checks({KEY: 7}, last, starts, {KEY: 7}, named))
+
+    repeats = "groups' places that repeat records, each named with as many at least"
+    begun = "places where a group committed first after the state was read, each named"
+    assert judge({KEY: 3}, other) == []
+    assert judge({KEY: 2}, other) == [repeats]
+    assert judge({}, other) == [repeats]
+    assert judge({KEY: 3}) == [begun]
 
 
 def test_what_else_a_cluster_has() -> None:

@@ -162,6 +162,41 @@ def test_one_log_over_both_clusters(old: KafkaServer, new: KafkaServer, tmp_path
     a_topic_made_again_is_another_log(new, store, first_id, tmp_path)
 
 
+def test_a_log_goes_on_by_padding_also_if_it_was_killed(
+    old: KafkaServer, new: KafkaServer, tmp_path: Path
+) -> None:
+    """Nothing of the padding is archived, and nothing that was archived is cut."""
+    store, data = new_store(tmp_path), TopicData(NAME)
+    archived_by_old(old, store, data, tmp_path)
+    first_id, seam = topic_id(old.bootstrap, NAME), data.ends(old.bootstrap)
+    old.kill()
+    command = [*restore_command(store, new, tmp_path), "--by", "padding"]
+    assert "~ archive: it changes hands from cluster" in output_of(*command, "--dry-run")
+    killed_at("record", command)
+
+    report = output_of(*command)
+
+    assert "logs that go on in topics of that cluster: 1" in report
+    assert "does not go on" not in report
+    assert dict(enumerate(log_edges(new.bootstrap, NAME, PARTITIONS))) == {
+        partition: (end, end) for partition, end in seam.items()
+    }
+    with ProxyProcess(
+        new.bootstrap, store, tmp_path, archive=NAME, settings=SETTINGS | STATES
+    ) as proxy:
+        produce(new.bootstrap, data, 400, partition_count=PARTITIONS)
+        ends = data.ends(new.bootstrap)
+        wait_for("the new archive", lambda: archived_ends(store, NAME) == ends)
+        trim(new.bootstrap, NAME, {partition: end - 100 for partition, end in ends.items()})
+        for name, read_all in PYTHON_CLIENTS.items():
+            assert read_all(proxy.bootstrap, NAME, ends) == data.written, name
+        assert read_by_java(proxy.bootstrap, data) == values_of(data)
+        assert "refused" not in output_of(*command)  # while the new archiver is at work
+    assert {row["topic_id"] for row in segments(store, NAME)} == {first_id}
+    assert "clean" in verify(store)
+    old_cluster_changes_nothing(old, store, tmp_path)
+
+
 def old_cluster_changes_nothing(old: KafkaServer, store: str, folder: Path) -> None:
     """Its brokers and its archiver are started again beside the new ones."""
     before = listing(store)

@@ -22,14 +22,22 @@ from test_cluster_restore import consumed, ends, produced
 
 from fetchproxy.archive import open_cluster
 from fetchproxy.cluster_restore import controller, padding_requests
+from fetchproxy.cluster_restore.controller import ActiveController
 from fetchproxy.cluster_restore.padding import Padding
 from fetchproxy.cluster_restore.padding_batch import PADDING_RECORDS_MAX, padding_batch
 from fetchproxy.cluster_restore.padding_plan import padding_text
-from fetchproxy.cluster_restore.plan import LostTopic, RestoreBy, TopicAction, diff_lines
+from fetchproxy.cluster_restore.plan import (
+    LostPartition,
+    LostTopic,
+    RestoreBy,
+    TopicAction,
+    diff_lines,
+)
+from fetchproxy.cluster_restore.raised_epochs import raise_epochs
 from fetchproxy.cluster_restore.report import RestoreReport
 from fetchproxy.cluster_restore.restore import ClusterRestore
 from fetchproxy.cluster_state.state import GroupWithOffsets, QuotaState
-from fetchproxy.config.values import HostPort
+from fetchproxy.config.values import HostPort, parse_host_port
 from fetchproxy.errors import ClusterUnavailable
 from fetchproxy.model import TopicIdPartition
 from lab.kafka import KafkaServer
@@ -107,6 +115,26 @@ async def test_the_plan_says_how_long_each_partition_takes(
     assert any("nobody else may write" in line for line in lines)
     assert any("balancer" in line for line in lines)
     assert not (tmp_path / "job").exists()
+
+
+async def test_a_log_whose_epochs_cannot_be_raised_does_not_go_on(
+    kafka_server: KafkaServer,
+) -> None:
+    """Nobody else could be elected."""
+    bootstrap = kafka_server.bootstrap
+    for name in ("low-epochs", "same-epochs", "many-epochs"):
+        kafka_server.create_topic(name, 1)
+    topics = [
+        LostTopic(name, 1, (LostPartition(10, epoch, epoch),))
+        for name, epoch in {"low-epochs": 3, "same-epochs": 0, "many-epochs": 1_001}.items()
+    ]
+    config = config_of(bootstrap)
+    addresses = [parse_host_port(bootstrap)]
+    async with open_cluster(config) as cluster, ActiveController(config, addresses) as brokers:
+        why = await raise_epochs(cluster, brokers, topics)
+    assert sorted(why) == ["low-epochs", "many-epochs"]
+    assert "one replica" in why["low-epochs"]
+    assert "above 1,000" in why["many-epochs"]
 
 
 async def test_compacted_topics_become_so_again(kafka_server: KafkaServer, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from fetchproxy.cluster_restore.plan import (
     RestorePlan,
     TopicAction,
     diff_lines,
+    logs_that_end,
     plan_restore,
     producer_id_blocks,
 )
@@ -45,6 +46,7 @@ from fetchproxy.cluster_restore.state_file import (
     read_restore_job,
     write_restore_job,
 )
+from fetchproxy.cluster_restore.surroundings import padding_notes
 from fetchproxy.cluster_state.state import (
     GroupKind,
     GroupWithOffsets,
@@ -272,13 +274,63 @@ def test_groups_go_on_and_differences_have_numbers() -> None:
         (one.group, one.partition, one.skipped, one.set_back) for one in plan.differences
     ]
     assert differences == [("at-end", 0, 0, 20), ("within", 0, 10, 10)]
+    assert not any(one.repeated_max for one in plan.differences)
     assert list(plan.left_out) == ["shared"]
+
+
+def test_a_group_that_may_have_read_on_after_the_state_is_named_with_the_most_it_may_repeat() -> (
+    None
+):
+    """The archive goes on after the state was read: from 120 to 150 in partition 0."""
+    places = {
+        ("t", 0): PlacedPartition(150, 150, 5, old_start_offset=30),
+        ("t", 1): PlacedPartition(50, 50, 5, local_start_offset=0, old_start_offset=30),
+        ("t", 2): PlacedPartition(9, 9, 5, old_start_offset=9),
+        ("u", 0): PlacedPartition(7, 7, 5),
+    }
+    groups = [group("reads", {("t", 0): 120}), group("at-end", {("t", 0): 150, ("t", 1): 50})]
+
+    plan = plan_groups(groups, places)
+
+    [reads] = plan.differences
+    assert (reads.group, reads.new_offset, reads.repeated_max) == ("reads", 120, 30)
+    assert (reads.skipped, reads.set_back, reads.archived) == (0, 0, 30)
+    # It may have committed first in partition 1 after the state; partition 2 has no record.
+    [start] = plan.uncertain_starts
+    assert (start.group, start.topic, start.partition, start.records_max) == ("reads", "t", 1, 20)
+
+
+def test_a_plan_names_the_logs_that_do_not_go_on() -> None:
+    def plan_of(**changes: object) -> RestorePlan:
+        partition = replace(LostPartition(100, 1_000), **changes)  # type: ignore[arg-type]
+        lost = LostTopic("t", 1, (partition,), topic_id=uuid.uuid4())
+        return plan_restore([lost], {}, [1], PHANTOMS)
+
+    assert logs_that_end(plan_of()) == {}
+    too_many = plan_of(leader_epoch=1_001)
+    lines = list(diff_lines(too_many))
+    assert any("leader epoch from 0, replicas 1" in line for line in lines)
+    [line] = [line for line in lines if line.startswith("! topic t: its archived log does not go")]
+    assert "up to 1,000, and one partition was at 1,001" in line
+    assert "beyond the chosen state" in logs_that_end(plan_of(archived_end=120))["t"]
+
+
+def test_padding_names_the_logs_whose_epochs_nobody_can_raise() -> None:
+    topics = [
+        LostTopic(name, replicas, (LostPartition(100, 5, epoch),), topic_id=uuid.uuid4())
+        for name, replicas, epoch in (("one", 1, 3), ("three", 3, 3), ("zero", 1, 0))
+    ]
+    notes = list(padding_notes(topics))
+    [named] = [note for note in notes if "does not go on" in note]
+    assert named.startswith("topic one: ")
+    assert "archived up to 3" in named
 
 
 def test_a_group_within_local_history_needs_no_archive() -> None:
     places = {("t", 0): PlacedPartition(100, 100, 5, local_start_offset=60)}
     groups = [group("within", {("t", 0): 70}), group("below", {("t", 0): 50})]
-    [below] = plan_groups(groups, places).differences
+    within, below = plan_groups(groups, places).differences
+    assert (within.group, within.archived, within.repeated_max) == ("within", 0, 30)
     assert (below.group, below.new_offset, below.archived) == ("below", 50, 10)
 
 

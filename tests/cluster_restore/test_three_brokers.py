@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 from folder_fixture import folder_fixture
-from restore_process import RestoreProcess, group, order_of, topic
+from restore_process import RestoreProcess, config_of, group, order_of, topic
 from test_cluster_restore import STEPS, assert_no_phantom, consumed, ends, produced, restored
 
+from fetchproxy.archive import open_cluster
+from fetchproxy.cluster_restore.controller import ActiveController
+from fetchproxy.cluster_restore.new_cluster import read_placements
+from fetchproxy.cluster_restore.plan import LostPartition, LostTopic
+from fetchproxy.cluster_restore.raised_epochs import raise_epochs
+from fetchproxy.config.values import parse_bootstrap
 from lab.kafka_cluster import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -49,6 +55,23 @@ async def test_a_hundred_partitions_begin_at_their_offsets_on_all_replicas(
     assert next(records) == (57, starts[57], b"next")
     records.close()
     assert_no_phantom(bootstrap, BROKERS)
+
+
+async def test_epochs_are_raised_with_a_clients_rights(three_new_brokers: KafkaCluster) -> None:
+    """By elections among the brokers themselves, as a restore by padding does it."""
+    bootstrap, name = three_new_brokers.bootstrap, "raised"
+    three_new_brokers.create_topic(name, [[1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 2, 3]])
+    epochs = (7, 3, 0, 1)
+    lost = LostTopic(name, 3, tuple(LostPartition(10, epoch, epoch) for epoch in epochs))
+    config = config_of(bootstrap)
+    addresses = parse_bootstrap(bootstrap)
+    async with open_cluster(config) as cluster, ActiveController(config, addresses) as brokers:
+        assert await raise_epochs(cluster, brokers, [lost]) == {}
+        [present] = (await read_placements(cluster, [name])).topics.values()
+    reached = [present.partitions[n].leader_epoch for n in range(4)]
+    assert [max(*pair) for pair in zip(reached, epochs, strict=True)] == reached
+    assert reached[2] == 0  # it needed none
+    assert {frozenset(one.replicas) for one in present.partitions.values()} == {frozenset(BROKERS)}
 
 
 def test_a_broker_that_is_killed_meanwhile_comes_back_and_the_restore_ends_right(

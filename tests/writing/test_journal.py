@@ -37,7 +37,7 @@ from fetchproxy.storage.stores.object_store import Content
 from fetchproxy.writing import copy_pace
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.old_journals import OldJournals
-from fetchproxy.writing.journal import OBJECT_GAIN_BYTES_MAX, Journal
+from fetchproxy.writing.journal import OBJECT_GAIN_BYTES_MAX, Journal, oldest_and_mean
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.spool import Spool
 from lab.mock_cluster import MockCluster
@@ -188,6 +188,32 @@ async def test_a_partition_that_may_not_be_read_now_is_not_safe(
         age_ms = journal_of(manager).recovery_point().age_ms
         assert age_ms is not None
         assert age_ms >= int(1000 * unsafe_s)
+
+
+def test_one_partition_that_is_behind_does_not_count_for_all() -> None:
+    assert oldest_and_mean([90.0, *[99.0] * 9]) == (90.0, pytest.approx(98.1))
+    assert oldest_and_mean([5.0, float("-inf")])[0] is None
+
+
+async def test_a_partition_that_is_not_read_makes_the_shown_records_few(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    """One of four partitions is read no more: a quarter of the pace counts for its time."""
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, **OPEN) as (manager, _),
+    ):
+        await asyncio.to_thread(produce, mock_cluster, 200)
+        await until_safe(manager, 200)
+        journal = journal_of(manager)
+        journal._safe_until = asyncio.get_running_loop().time() - 1_000
+        journal._safe_until_mean = journal._safe_until + 750
+        journal._paces.clear()
+        journal._paces.extend([(0.0, 0), (100.0, 1_000)])
+        point = journal.recovery_point()
+        assert point.age_ms is not None
+        assert point.age_ms >= 1_000_000
+        assert point.records == pytest.approx(10 * 250, rel=0.05)
 
 
 async def test_what_a_cluster_wrote_before_it_lost_the_archive_stays_out(
