@@ -97,6 +97,7 @@ class Load:
     chunk: Chunk | None = None
     slot: Slot | None = None
     corrupt_reads: int = 0
+    waiting: int = 0  # callers in `FetcherPool.wait`
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -154,6 +155,24 @@ class FetcherPool:
             self.budget.join(load.slot, client)
         if load.opening is not None:
             load.opening.join(client)
+
+    async def wait(self, load: Load) -> None:
+        """Wait until the load is done. If all callers that wait are cancelled, as their clients
+        are gone, so is the load: it would keep its place at the store from others.
+        """
+        load.waiting += 1
+        try:
+            await load.done.wait()
+        finally:
+            load.waiting -= 1
+            if not (load.waiting or load.done.is_set()):
+                self._cancel(load)
+
+    def _cancel(self, load: Load) -> None:
+        """Who asks for the same in this turn begins a new load."""
+        _, task = self._loads[load.key]
+        self._finish(load)
+        task.cancel()
 
     def is_loading(self, key: Hashable) -> bool:
         return key in self._loads

@@ -119,6 +119,10 @@ class SegmentLoads:
             )
         )
 
+    async def wait(self, load: Load) -> None:
+        """See `FetcherPool.wait`."""
+        await self._pool.wait(load)
+
     def give_up(self, need: Need, error: CorruptSegment) -> None:
         """The stored bytes of `need` are damaged: log an error, and keep the error for a while."""
         until = asyncio.get_running_loop().time() + self._memory.damaged_for_s
