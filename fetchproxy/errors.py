@@ -138,8 +138,17 @@ class MetadataChanged(DamagedObject):
     """
 
 
-def too_large(key: str, size_bytes: int, bytes_max: int) -> DamagedObject:
-    return DamagedObject(f"{key} has {size_bytes} bytes, it can have {bytes_max} at most: not read")
+class ObjectTooLarge(DamagedObject):
+    """It has `size_bytes`, more than its reader has room for. It was not read."""
+
+    size_bytes = 0
+
+
+def too_large(key: str, size_bytes: int, bytes_max: int) -> ObjectTooLarge:
+    text = f"{key} has {size_bytes} bytes, it can have {bytes_max} at most: not read"
+    error = ObjectTooLarge(text)
+    error.size_bytes = size_bytes
+    return error
 
 
 class RecordsTooLarge(FetchProxyError):

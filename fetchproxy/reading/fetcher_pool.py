@@ -53,6 +53,17 @@ log = structlog.get_logger(__name__)
 CORRUPT_READS_MAX = 2
 
 
+class MoreBytesNeeded(FetchProxyError):
+    """An attempt has reserved too little for what it reads. `attempt` reads it, with `size_bytes`
+    reserved.
+    """
+
+    def __init__(self, size_bytes: int, attempt: Callable[[], Awaitable[Chunk | None]]) -> None:
+        super().__init__(f"{size_bytes} bytes must be reserved")
+        self.size_bytes = size_bytes
+        self.attempt = attempt
+
+
 class Opening(Protocol):
     """See `packed_logs.SegmentOpening`."""
 
@@ -97,6 +108,7 @@ class Load:
     chunk: Chunk | None = None
     slot: Slot | None = None
     corrupt_reads: int = 0
+    waiting: int = 0  # callers in `FetcherPool.wait`
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -154,6 +166,24 @@ class FetcherPool:
             self.budget.join(load.slot, client)
         if load.opening is not None:
             load.opening.join(client)
+
+    async def wait(self, load: Load) -> None:
+        """Wait until the load is done. If all callers that wait are cancelled, as their clients
+        are gone, so is the load: it would keep its place at the store from others.
+        """
+        load.waiting += 1
+        try:
+            await load.done.wait()
+        finally:
+            load.waiting -= 1
+            if not (load.waiting or load.done.is_set()):
+                self._cancel(load)
+
+    def _cancel(self, load: Load) -> None:
+        """Who asks for the same in this turn begins a new load."""
+        _, task = self._loads[load.key]
+        self._finish(load)
+        task.cancel()
 
     def is_loading(self, key: Hashable) -> bool:
         return key in self._loads
@@ -240,7 +270,17 @@ class FetcherPool:
             if failure is not None:
                 self._note(load, failure, began_at)
                 return failure
-        return await self._run_at_store(load, load.attempt, load.size_bytes)
+        failure = await self._run_at_store(load, load.attempt, load.size_bytes)
+        if isinstance(failure, MoreBytesNeeded):
+            self._reserve_more(load, failure)
+            failure = await self._run_at_store(load, load.attempt, load.size_bytes)
+        return failure
+
+    def _reserve_more(self, load: Load, needed: MoreBytesNeeded) -> None:
+        """From now on. The load waits for them without a place."""
+        if load.is_read_ahead:
+            self.ahead_bytes += needed.size_bytes - load.size_bytes
+        load.size_bytes, load.attempt = needed.size_bytes, needed.attempt
 
     async def _run_at_store(
         self, load: Load, work: Callable[[], Awaitable[Chunk | None]], size_bytes: int
@@ -278,7 +318,7 @@ class FetcherPool:
             return late(f"{load.name}: no response in {self._attempt_max_s} s")
         except RangeNotSatisfiable as error:
             return CorruptSegment(f"{load.name}: the object is too short: {error}")
-        except (RemoteStorageError, CorruptSegment) as error:
+        except (RemoteStorageError, CorruptSegment, MoreBytesNeeded) as error:
             return error
         except Exception as error:  # a bug in one read must not end all reads
             log.exception("remote_read_crashed", read=load.name)
@@ -289,7 +329,8 @@ class FetcherPool:
     def _note(self, load: Load, failure: FetchProxyError | None, began_at: float) -> None:
         now = asyncio.get_running_loop().time()
         load.corrupt_reads += isinstance(failure, CorruptSegment)
-        if failure is None or isinstance(failure, CorruptSegment | ObjectNotFound):
+        answered = CorruptSegment | ObjectNotFound | MoreBytesNeeded
+        if failure is None or isinstance(failure, answered):
             load.failures = 0
             load.failing_since = None
             self._health.succeeded(now)

@@ -78,7 +78,7 @@ class DelayedRemoteFetch(Generic[K]):
     bytes_max: int
     deadline: float  # loop time, s
     completed: asyncio.Event  # set in the step of the event loop that completes the fetch
-    _on_cancel: Callable[[DelayedRemoteFetch[K]], None]
+    _on_cancel: Callable[[DelayedRemoteFetch[K], bool], None]
     reason: CompletionReason | None = None
     # The reads that it watches.
     reads: dict[K, PendingRead] = field(default_factory=dict)
@@ -95,10 +95,13 @@ class DelayedRemoteFetch(Generic[K]):
         """
         return self._results
 
-    def cancel(self) -> None:
-        """The client has disconnected; the reads go on. Does nothing after completion."""
+    def cancel(self, client_gone: bool = False) -> None:
+        """The client has its response from elsewhere, and its next fetch will need the reads, which
+        go on. `client_gone`: it has disconnected; what no other client has asked for ends. Does
+        nothing after completion.
+        """
         if self.reason is None:
-            self._on_cancel(self)
+            self._on_cancel(self, client_gone)
 
     def complete(self, reason: CompletionReason, results: dict[K, RemoteReadResult]) -> None:
         """Only the purgatory calls this, once."""
@@ -124,6 +127,8 @@ class PendingRead:
         self.created_at = now
         self.needed_until = now
         self.watchers: dict[DelayedRemoteFetch[Any], None] = {}
+        # Clients that were answered without it, or before they asked: they will come for it.
+        self.expected_by: set[Hashable] = set()
         self.load: Load | None = None
         # Chunks that this read has loaded, so that the cache cannot evict them before their use.
         self.chunks: dict[ChunkKey, Chunk] = {}
@@ -143,7 +148,8 @@ class PendingReads:
 
     There is one read per (partition, offset, isolation) for all clients, so a client's next poll
     finds the work that its last poll began. A pending read outlives the fetches that watch it. It
-    ends with data in memory, with an error, or when no client has asked for it for a while.
+    ends with data in memory, with an error, when no client has asked for it for a while, or when
+    the last client that has asked for it is gone.
     `_on_done` is called for each read that ends, while the read still has its watchers.
     """
 
@@ -175,16 +181,32 @@ class PendingReads:
         read.needed_until = max(read.needed_until, needed_until)
         if read.load is not None:
             self._pool.touch(read.load, read.needed_until, client=request.client)
-        if watcher is not None:
+        if watcher is None:
+            read.expected_by.add(request.client)
+        else:
             read.watchers[watcher] = None
             self._unwatched.pop(read.key, None)
         return read
 
-    def leave(self, read: PendingRead, watcher: DelayedRemoteFetch[Any]) -> None:
-        """The watcher has its response; the read goes on."""
+    def leave(
+        self,
+        read: PendingRead,
+        watcher: DelayedRemoteFetch[Any],
+        client: Hashable,
+        client_gone: bool,
+    ) -> None:
+        """The watcher has its response; the read goes on, unless all its clients are gone."""
         read.watchers.pop(watcher, None)
-        if not read.watchers and not read.is_finished:
+        if client_gone:
+            read.expected_by.discard(client)
+        else:
+            read.expected_by.add(client)
+        if read.watchers or read.is_finished:
+            return
+        if read.expected_by:
             self._set_unwatched(read)
+        else:
+            self._cancel(read)
 
     def cancel_all(self) -> None:
         for read in list(self._reads.values()):
@@ -227,7 +249,7 @@ class PendingReads:
                 while (need := self._lacks(read)) is not None:
                     client = read.request.client
                     read.load = self._loads.begin(need, read.needed_until, client=client)
-                    await read.load.done.wait()
+                    await self._pool.wait(read.load)
                     if not self._go_on(read, need, read.load):
                         break
         except Exception:  # a bug in one read must not end all of them
@@ -514,21 +536,22 @@ class RemoteFetchPurgatory:
             return every if load_failing_since is None else min(load_failing_since, every)
         return load_failing_since
 
-    def _cancel(self, fetch: DelayedRemoteFetch[Any]) -> None:
-        self._complete(fetch, CompletionReason.CANCELLED, {})
+    def _cancel(self, fetch: DelayedRemoteFetch[Any], client_gone: bool) -> None:
+        self._complete(fetch, CompletionReason.CANCELLED, {}, client_gone)
 
     def _complete(
         self,
         fetch: DelayedRemoteFetch[K],
         reason: CompletionReason,
         results: dict[K, RemoteReadResult],
+        client_gone: bool = False,
     ) -> None:
         _COMPLETED[reason].inc()
         was_entry = fetch in self._entries
         if was_entry:
             reads, fetch.reads = fetch.reads, {}
-            for read in reads.values():
-                self._pending.leave(read, fetch)
+            for key, read in reads.items():
+                self._pending.leave(read, fetch, fetch.requests[key].client, client_gone)
             del self._entries[fetch]
             PURGATORY_ENTRIES.set(len(self._entries))
         else:

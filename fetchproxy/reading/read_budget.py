@@ -49,7 +49,7 @@ class ReadBudget:
         self._parts_max = self._large_parts * self._small_parts
         self._ahead_max = max(self._large_parts, self._parts_max // 2)
         self._parts_taken = 0
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._queue: FairQueue[Slot] = FairQueue()
         self._read_ahead_queue: FairQueue[Slot] = FairQueue()
         self._ahead_taken = 0
@@ -125,7 +125,7 @@ class ReadBudget:
         """A read larger than the whole budget runs alone, or it would wait for ever."""
         if self._parts_taken + self._parts(slot) > self._parts_max:
             return False
-        return not self.bytes_taken or self.bytes_taken + slot.size_bytes <= self._bytes_max
+        return not self.bytes_taken or self.bytes_taken + slot.size_bytes <= self.bytes_max
 
     def _parts(self, slot: Slot) -> int:
         is_small = slot.size_bytes <= SMALL_READ_BYTES_MAX

@@ -18,13 +18,14 @@ from fetchproxy.errors import (
     DamagedObject,
     MetadataChanged,
     ObjectNotReadable,
+    ObjectTooLarge,
     SegmentLocked,
 )
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, check_chunk
 from fetchproxy.reading.disk_cache import CachedChunk, DiskCache
-from fetchproxy.reading.fetcher_pool import FetcherPool, Load
+from fetchproxy.reading.fetcher_pool import FetcherPool, Load, MoreBytesNeeded
 from fetchproxy.reading.hedged_reads import HedgedReads
 from fetchproxy.reading.segment_reader import (
     ArchiveMemory,
@@ -55,6 +56,12 @@ INDEX_BESIDE_BYTES_MAX = 4 * 1024 * 1024
 # A longer transaction index is not read: these are 490,000 aborted transactions. A log of 64 MiB
 # has room for 460,000 of one record each, with their markers.
 TXN_BYTES_MAX = 16 * 1024 * 1024
+# A list takes 2.6 times its size while it is parsed. The plan of memory counts each reserved byte
+# twice, which leaves room for the pieces of its response.
+TXN_RESERVED_TIMES = 2
+# A list that needs more than this share of all bytes in flight would hold up the other reads: it is
+# read alone.
+TXN_RESERVED_SHARE = 4
 # A longer index is parsed in a thread. This much takes 1 to 4 ms.
 INDEX_INLINE_BYTES_MAX = 128 * 1024
 # A longer chunk is checked in a thread. It may be one batch, and a checksum cannot be computed in
@@ -74,6 +81,7 @@ class SegmentLoads:
     _local_indexes: LocalIndexes | None = None
     _disk_cache: DiskCache | None = None
     _long_index: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
+    _long_list: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
 
     def begin(
         self, need: Need, needed_until: float, is_read_ahead: bool = False, client: Hashable = None
@@ -119,6 +127,10 @@ class SegmentLoads:
             )
         )
 
+    async def wait(self, load: Load) -> None:
+        """See `FetcherPool.wait`."""
+        await self._pool.wait(load)
+
     def give_up(self, need: Need, error: CorruptSegment) -> None:
         """The stored bytes of `need` are damaged: log an error, and keep the error for a while."""
         until = asyncio.get_running_loop().time() + self._memory.damaged_for_s
@@ -154,7 +166,30 @@ class SegmentLoads:
         return SegmentLayout(index, self._memory.chunk_bytes)
 
     async def _load_aborted(self, need: NeedAborted) -> None:
+        """Raises MoreBytesNeeded, too."""
         index = await self._parsed(need, SegmentFile.TXN, AbortedIndex, TXN_BYTES_MAX)
+        self._keep_aborted(need, index)
+
+    async def _load_long_aborted(self, need: NeedAborted, size_bytes: int) -> None:
+        """A list with room reserved for it. Of those in memory, one is parsed at a time: threads of
+        Python would hold up the loop.
+        """
+        raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN, size_bytes)
+        async with self._long_list:
+            index = await asyncio.to_thread(AbortedIndex, raw)
+        self._keep_aborted(need, index)
+
+    def _more_for(self, need: Need, error: DamagedObject) -> MoreBytesNeeded | None:
+        """None: it is no list, or one that must be read alone."""
+        if not (isinstance(need, NeedAborted) and isinstance(error, ObjectTooLarge)):
+            return None
+        size_bytes, reserved_bytes = error.size_bytes, TXN_RESERVED_TIMES * error.size_bytes
+        reserved_max = self._pool.budget.bytes_max // TXN_RESERVED_SHARE
+        if size_bytes > TXN_BYTES_MAX or reserved_bytes > reserved_max:
+            return None
+        return MoreBytesNeeded(reserved_bytes, partial(self._load_long_aborted, need, size_bytes))
+
+    def _keep_aborted(self, need: NeedAborted, index: AbortedIndex) -> None:
         self._memory.keep(need, index)
         self._damaged.readable(need.metadata, need.key)
 
@@ -165,13 +200,17 @@ class SegmentLoads:
         parse: Callable[[bytes], V],
         bytes_max: int | None,
     ) -> V:
-        """Long files come one after the other: each takes several times its size of memory."""
+        """Long files come one after the other, as each takes several times its size of memory; a
+        list of aborted transactions with that reserved, if it may be.
+        """
         fetch = partial(self._rsm.fetch_index, need.metadata, file)
         try:
             raw = await fetch(_reserved_bytes(need))
         except ObjectNotReadable:
             raise
-        except DamagedObject:  # it is longer, as a rule
+        except DamagedObject as error:  # it is longer, as a rule
+            if (more := self._more_for(need, error)) is not None:
+                raise more from None
             async with self._long_index:
                 return await asyncio.to_thread(parse, await fetch(bytes_max))
         if len(raw) <= INDEX_INLINE_BYTES_MAX:

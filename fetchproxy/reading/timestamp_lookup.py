@@ -287,7 +287,7 @@ class TimestampLookup:
         if damage is not None:
             raise damage
         load = self._loads.begin(need, now + self._unasked_max_s, client=client)
-        await load.done.wait()
+        await self._loads.wait(load)
         if load.error is not None:
             raise load.error
         return load.chunk

@@ -26,6 +26,7 @@ object is not secret, and a changed table opens no part.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,13 +62,28 @@ _INT64_DIGITS_MAX = 19
 _LABEL = Struct(">16sQ16siQI")
 # A nonce is used once under a key: the object's number and the number of the part in it.
 _NONCE = Struct(">QI")
-# 30,000 partitions of 250-character topics, each with some aborted transactions. Decoded, it takes
-# up to ten times as much. A writer leaves what has no room for the next object (`table_bytes`).
+# 30,000 partitions of 250-character topics, each with some aborted transactions. A writer leaves
+# what has no room for the next object (`table_bytes`).
 TABLE_BYTES_MAX = 16 * 1024 * 1024
+# Of a table, without its entries.
+HEAD_BYTES_MAX = 64 * 1024
+# As much as its entries take by `table_bytes`, without their topics. A writer puts in the first
+# entry in any case, with up to 490,000 transactions, as a segment of 64 MiB has.
+TABLE_COUNTED_BYTES_MAX = 20 * 1024 * 1024
+# What decoding takes of the memory at these limits, without the table's bytes.
+TABLE_MEMORY_BYTES_MAX = 112 * 1024 * 1024
 # The shortest entry takes 150 bytes of a table; and the least that each takes, without its topic
 # and its aborted transactions.
 _ENTRY_BYTES_MIN, _ENTRY_BYTES_MAX = 128, 320
-_ABORTED_BYTES_MAX = 2 * (_INT64_DIGITS_MAX + 1)
+_NUMBER_BYTES_MAX = _INT64_DIGITS_MAX + 1
+_ABORTED_BYTES_MAX = 2 * _NUMBER_BYTES_MAX
+_ENTRIES, _NO_MORE = b'"entries":[', b"]}"
+_KEY = re.compile(rb'"([a-z_]*)":')
+_ENTRY_KEYS = frozenset(
+    b"topic topic_id partition start_offset next_offset leader_epoch stored_start stored_end "
+    b"aborted_producers aborted_offsets".split()
+)
+_ENTRY_COMMAS = 8  # the one behind it included, but not those of its transactions
 
 
 class JournalPlace(NamedTuple):
@@ -220,10 +236,43 @@ def decode_table(raw: bytes, end: bytes, size_bytes: int, key: str) -> JournalTa
     _, check, _ = _END.unpack(end)
     if crc32c(raw) != check:
         raise CorruptSegment(f"{key}: the CRC-32C of its table is wrong")
-    # Counted before it is read: an empty object of 3 bytes takes 70 in memory.
+    _check_counts(raw, key)
+    return decode_document(raw, key, _VERSION, lambda fields: _table(fields, body_bytes))
+
+
+def _check_counts(raw: bytes, key: str) -> None:
+    """A table is counted before it is decoded: JSON of 16 MiB may take 400 MiB of memory. What no
+    writer has put into it is refused by its bytes. Raises CorruptSegment, NewerMetadataVersion.
+    """
+    # An empty object of 3 bytes takes 70 in memory.
     if max(raw.count(b"{"), raw.count(b"[") // 2) > 1 + len(raw) // _ENTRY_BYTES_MIN:
         raise CorruptSegment(f"{key}: its table has more entries than its bytes have room for")
-    return decode_document(raw, key, _VERSION, lambda fields: _table(fields, body_bytes))
+    begins = raw.find(_ENTRIES)
+    at = len(raw) - len(_NO_MORE) if begins < 0 else begins + len(_ENTRIES)
+    if at > HEAD_BYTES_MAX:
+        raise CorruptSegment(f"{key}: its table has {at} bytes before its entries")
+    decode_document(raw[:at] + _NO_MORE, key, _VERSION, lambda fields: fields.objects("entries"))
+    # A character that is not ASCII, or a backslash for one, makes four bytes of each in its text.
+    if not raw.isascii() or raw.find(b"\\", at) >= 0:
+        raise CorruptSegment(f"{key}: an entry of its table has a character that no name has")
+    counted = 0
+    while raw[at : at + len(_NO_MORE)] != _NO_MORE and at < len(raw):
+        next_at = raw.find(b"{", at + 1)
+        end = len(raw) if next_at < 0 else next_at
+        keys = _KEY.findall(raw, at, end)
+        if (
+            raw[at : at + 1] != b"{"
+            or len(keys) > len(_ENTRY_KEYS)
+            or not _ENTRY_KEYS.issuperset(keys)
+            or raw.count(b":", at, end) != len(keys)
+            or raw.count(b"[", at, end) > 2
+        ):
+            raise CorruptSegment(f"{key}: there is no entry at byte {at} of its table")
+        numbers = max(0, raw.count(b",", at, end) - _ENTRY_COMMAS)
+        counted += _ENTRY_BYTES_MAX + numbers * _NUMBER_BYTES_MAX
+        at = end
+    if counted > TABLE_COUNTED_BYTES_MAX:
+        raise CorruptSegment(f"{key}: its table has more than a writer puts into one")
 
 
 def _table(fields: JsonFields, body_bytes: int) -> JournalTable:

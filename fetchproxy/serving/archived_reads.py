@@ -103,10 +103,12 @@ class ArchivedReads:
         """Drop the results: the response has them, and this object must not keep them in memory."""
         self.watched.clear()
 
-    def cancel(self) -> None:
-        """The fetch is answered, or its client is gone. Reads in progress still fill the cache."""
+    def cancel(self, client_gone: bool = False) -> None:
+        """The fetch is answered, and reads in progress still fill the cache. `client_gone`: they
+        end, unless another client has asked for the same.
+        """
         for delayed in self.watched:
-            delayed.cancel()
+            delayed.cancel(client_gone)
 
     def results(self) -> Mapping[PartitionKey, RemoteReadResult]:
         return ChainMap(*(delayed.results() for delayed in self.watched))

@@ -21,6 +21,10 @@ class ServingLimits:
 
     # A request must arrive whole within this time. Slow links send 2 MiB in it.
     half_frame_max_ms: int = 30_000
+    # A client that has ended its sending may still wait for its responses, as `nc -N` does, or be
+    # gone, as all others: what it waits for is cancelled after so much silence. Kafka answers any
+    # request of such clients within their own max_wait, 0.5 s by default.
+    ended_client_max_ms: int = 5_000
     # A handshake takes a few round trips. Meanwhile the client counts as connected.
     tls_handshake_max_ms: int = 10_000
     # A load balancer sends its header (`gateway.proxy_protocol_from`) before all else.

@@ -36,7 +36,13 @@ from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
 from fetchproxy.runtime.cooperative import MESSAGES_A_TURN, LoopSteps, a_turn
 from fetchproxy.serving.admission import Admission, ClientQuota, certificate_user, payer_of
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits
-from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
+from fetchproxy.serving.transport import (
+    OtherSide,
+    ReceiveBuffer,
+    join_small,
+    other_side,
+    write_step,
+)
 from fetchproxy.serving.upstream import ARCHIVE_ALONE, Upstream
 from fetchproxy.tls.acceptor import ClientProtocol
 from fetchproxy.tls.handshake_errors import hint_for, other_protocol
@@ -128,7 +134,8 @@ class ClientSession(ClientProtocol):
         self._writable.set()
         self._unsent, self._taken_at = 0, 0.0  # unsent bytes at the last check; when they changed
         self.has_received = False  # since the last check
-        self._heard_at = owner.clock()
+        self._heard_at = self._unsent_at = owner.clock()  # the second: when there last were any
+        self._responding = False  # the client is receiving a response
         self._closes: asyncio.TimerHandle | None = None  # set by `close_late` and `leave`
         self.draining = False  # see `drain`
         # Its last Metadata request is of a version that can tell a client to bootstrap again.
@@ -153,7 +160,8 @@ class ClientSession(ClientProtocol):
         self._take(self._receive.view[:nbytes])
 
     def eof_received(self) -> bool:
-        """A client that has ended its sending still gets the responses due, as from a broker.
+        """A client that has ended its sending still gets the responses due, as from a broker, if it
+        does not wait for them too long (`look`).
 
         asyncio's TLS always ends both directions at once.
         """
@@ -366,14 +374,22 @@ class ClientSession(ClientProtocol):
     def look(self, now: float) -> None:
         """Close the session if the client is silent or gone, takes nothing, or leaves a frame
         incomplete.
+
+        Who has closed its connection cannot be told from who has only ended its sending, and no
+        client of Kafka's does the second alone. So an ended client waits for a short time.
         """
         config, begun, silent_s = self._config, self.requests.begun_at, self.silent_s(now)
-        if self.stalled_s(now) > self._limits.client_stall_max_ms / 1000:
+        stalled_s, side = self.stalled_s(now), self._other_side
+        # While it takes bytes, perhaps slowly, the other side is paused, and so silent.
+        waits_s = min(silent_s, now - self._unsent_at)
+        if stalled_s > self._limits.client_stall_max_ms / 1000:
             LIMITS_REACHED.labels("client_stall_max_ms").inc()
             self.close("client_stall_max_ms")
             self.abort()  # the client does not take the unsent bytes
-        elif self.reset_unheard:
+        elif side is OtherSide.GONE:
             self.abort()  # the client is gone, but a broker may hold the response for hours
+        elif side is OtherSide.ENDED and waits_s > self._limits.ended_client_max_ms / 1000:
+            self.close()  # no fault, so it is not logged
         elif begun is not None and now - begun > self._limits.half_frame_max_ms / 1000:
             LIMITS_REACHED.labels("half_frame_max_ms").inc()
             self.close("half_frame_max_ms", waited_s=round(now - begun, 1))
@@ -385,8 +401,11 @@ class ClientSession(ClientProtocol):
             self.close("idle_max_ms")
 
     def silent_s(self, now: float) -> float:
-        """For how long (s) neither side was heard. Called at intervals, so no packet is timed."""
-        if self.has_received or self.upstream.has_received:
+        """For how long (s) neither side was heard. Called at intervals, so no packet is timed.
+
+        A response that the client is taking counts as a sign of life.
+        """
+        if self.has_received or self.upstream.has_received or self._responding:
             self._heard_at, self.has_received, self.upstream.has_received = now, False, False
         return now - self._heard_at
 
@@ -396,17 +415,24 @@ class ClientSession(ClientProtocol):
         unsent = 0 if transport is None else transport.get_write_buffer_size()
         if unsent != self._unsent or not unsent:
             self._unsent, self._taken_at = unsent, now
+        if unsent:
+            self._unsent_at = now
         return now - self._taken_at
 
     @property
-    def reset_unheard(self) -> bool:
-        """The client is gone, and asyncio has not noticed: it watches no socket that it does not
-        read.
+    def _other_side(self) -> OtherSide:
+        """Asked of the kernel where asyncio watches no socket, as it does not read it.
 
-        A client that has only ended its sending is still there: its last bytes may be unread.
+        The last bytes of a client that has ended its sending may be unread. TLS ends both
+        directions at once.
         """
-        unwatched = self._must_wait or self.requests.ended
-        return unwatched and self._transport is not None and is_reset(self._transport)
+        ended = self.requests.ended
+        if self._transport is None or not (ended or self._must_wait):
+            return OtherSide.THERE
+        side = other_side(self._transport)
+        if side is OtherSide.ENDED and self._transport.get_extra_info("sslcontext") is not None:
+            return OtherSide.GONE
+        return OtherSide.ENDED if ended and side is OtherSide.THERE else side
 
     @property
     def kept_bytes(self) -> int:
@@ -432,14 +458,18 @@ class ClientSession(ClientProtocol):
         Nothing else may be written meanwhile, so the client must be muted and no response due.
         """
         pieces_left = [memoryview(piece) for piece in join_small(pieces)]
-        while pieces_left:
-            await self._writable.wait()
-            await self._steps.begin()
-            if self._transport is None or self._transport.is_closing():
-                return
-            pieces_left = write_step(self._transport, pieces_left)
-            if pieces_left:
-                await asyncio.sleep(0)  # a fast client must not keep the loop for a whole response
+        self._responding = True
+        try:
+            while pieces_left:
+                await self._writable.wait()
+                await self._steps.begin()
+                if self._transport is None or self._transport.is_closing():
+                    return
+                pieces_left = write_step(self._transport, pieces_left)
+                if pieces_left:
+                    await asyncio.sleep(0)  # a fast client must not keep the loop for all of them
+        finally:
+            self.has_received, self._responding = True, False
 
     # -- requests ----------------------------------------------------------------------------------
     def accumulates(self, size: int) -> None:

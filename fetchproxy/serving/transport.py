@@ -16,6 +16,7 @@ import select
 from asyncio import Transport
 from asyncio.trsock import TransportSocket
 from collections.abc import Iterable, Iterator
+from enum import Enum
 
 from fetchproxy_protocol.primitives import Buffer
 
@@ -97,17 +98,32 @@ def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memory
     return without_first(pieces, size)
 
 
-def is_reset(transport: asyncio.BaseTransport) -> bool:
-    """True: the other side is gone. For connections that asyncio does not read, and so not watch.
+# On other systems than Linux, such an end is noticed when the connection is read or written to.
+_ENDED: int = getattr(select, "POLLRDHUP", 0)
 
-    A client that has only ended its sending is still there.
-    """
+
+class OtherSide(Enum):
+    """What the kernel knows of a connection's other side."""
+
+    THERE = "there"
+    ENDED = (
+        "ended"  # it sends no more; whether it still reads, nobody knows before it is written to
+    )
+    GONE = "gone"  # reset, or both directions have ended
+
+
+def other_side(transport: asyncio.BaseTransport) -> OtherSide:
+    """For connections that asyncio does not read, and so not watch: whatever is still unread."""
     raw_socket: TransportSocket | None = transport.get_extra_info("socket")
     if raw_socket is None:
-        return False
+        return OtherSide.THERE
     look = select.poll()
-    look.register(raw_socket, 0)  # always reported: an error, and a hang-up of both directions
-    return bool(look.poll(0))
+    # An error, and a hang-up of both directions, are reported in any case.
+    look.register(raw_socket, _ENDED)
+    events = [event for _, event in look.poll(0)]
+    if not events:
+        return OtherSide.THERE
+    return OtherSide.ENDED if events == [_ENDED] else OtherSide.GONE
 
 
 def plain_socket(transport: Transport) -> TransportSocket | None:

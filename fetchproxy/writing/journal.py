@@ -19,7 +19,7 @@ from pathlib import Path
 from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.config.schema import KiB, MiB
+from fetchproxy.config.schema import MiB
 from fetchproxy.errors import ClusterError, FetchProxyError
 from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.model import ByteRange, TopicIdPartition
@@ -32,6 +32,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.cooperative import pieces
 from fetchproxy.segments.journal import (
+    HEAD_BYTES_MAX,
     PART_BYTES_MAX,
     TABLE_BYTES_MAX,
     JournalEntry,
@@ -51,8 +52,6 @@ from fetchproxy.writing.spool import Spool
 
 # An archiver that catches up gains a lot. The rest goes into the next object, without a pause.
 OBJECT_GAIN_BYTES_MAX = 256 * MiB
-# Of a table, without its entries.
-_HEAD_BYTES_MAX = 64 * KiB
 # Time limit (s) of one write: after an outage a hanging request must end.
 _WRITE_MAX_S = 60.0
 # With one write, so that an interval of 2 s costs two requests a second at most.
@@ -212,7 +211,7 @@ class Journal:
                     gains.append((-1 if gained is None else gained.first, gain))
             await asyncio.sleep(0)  # 10,000 partitions take 80 ms
         gains.sort(key=lambda pair: pair[0])
-        size_bytes, taken, room = 0, 0, TABLE_BYTES_MAX - _HEAD_BYTES_MAX
+        size_bytes, taken, room = 0, 0, TABLE_BYTES_MAX - HEAD_BYTES_MAX
         while taken < len(gains) and size_bytes < OBJECT_GAIN_BYTES_MAX:
             gain = gains[taken][1]
             room -= table_bytes(gain.tp.topic, len(gain.aborted))

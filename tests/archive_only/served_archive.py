@@ -69,6 +69,10 @@ class Client:
         """Nothing more is sent."""
         self.writer.write_eof()
 
+    def leave(self) -> None:
+        """Both directions are closed, as every client does that has read all its responses."""
+        self.writer.close()
+
     def reset(self) -> None:
         peer = self.writer.get_extra_info("socket")
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
@@ -43,7 +44,10 @@ async def nobody_left_but(served: ServedArchive, connections: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many() -> None:
+@pytest.mark.parametrize("leave", [Client.reset, Client.leave])
+async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many(
+    leave: Callable[[Client], None],
+) -> None:
     planted, partitions = PlantedArchive(chunk_bytes=1 << 20), 40
     long = timed_batch(0, [1_000] * 9_999 + [9_000], 1, value=b"v").content
     for n in range(partitions):
@@ -60,7 +64,7 @@ async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many(
         ]
         return made
 
-    async with serve_archive(planted) as served:
+    async with serve_archive(planted, ended_client_max_ms=100) as served:
         greedy, other = await served.client(), await served.client()
         greedy.client_id = "greedy"
         before = TIMESTAMP_SEARCHES._value.get()
@@ -70,7 +74,7 @@ async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many(
         response = await other.ask(request("one", 1), ListOffsetsResponse, 4)
         assert response.topics[0].partitions[0].offset == 9_999
         assert TIMESTAMP_SEARCHES._value.get() - before < partitions / 2
-        greedy.reset()
+        leave(greedy)
         await nobody_left_but(served, 1)
         searched = TIMESTAMP_SEARCHES._value.get()
         await other.ask(request("one", 1), ListOffsetsResponse, 4)

@@ -290,6 +290,50 @@ def test_cancelled_at_any_turn_it_gives_everything_back(turns: int) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_load_ends_with_the_last_that_waits_for_it(ahead: bool) -> None:
+    async def test() -> None:
+        async with pool() as fetchers:
+            work = Work([1e9])
+            load = fetchers.load(work.load(now() + 60, size_bytes=5, ahead=ahead))
+            assert fetchers.load(work.load(now() + 60)) is load
+            waiting = [asyncio.create_task(fetchers.wait(load)) for _ in range(2)]
+            await asyncio.sleep(1)
+            waiting[0].cancel()
+            await asyncio.sleep(1)
+            assert (work.running, load.done.is_set()) == (1, False)
+            waiting[1].cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            again = Work([1.0])
+            load = fetchers.load(again.load(now() + 60))
+            await fetchers.wait(load)
+            assert (load.error, len(again.at), work.running) == (None, 1, 0)
+        budget = fetchers.budget
+        assert (budget.tasks_taken, budget.bytes_taken, fetchers.ahead_bytes) == (0, 0, 0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_who_waits_is_cancelled_at_any_turn(turns: int) -> None:
+    async def test() -> None:
+        async with pool(fetcher_tasks_max=1) as fetchers:
+            fetchers.load(Work([1.0]).load(now() + 60, "other"))
+            load = fetchers.load(Work([StorageUnavailable("x"), 1.0]).load(now() + 60))
+            waiting = asyncio.create_task(fetchers.wait(load))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.sleep(0.5)
+            # A task that has not begun to wait leaves the load as it is.
+            assert fetchers.is_loading("k") == (not turns)
+            assert fetchers.is_loading("other")
+        assert fetchers.budget.bytes_taken == 0
+
+    run(test)
+
+
 class Hanging:
     """A segment whose key nobody gives."""
 

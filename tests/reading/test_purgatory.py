@@ -218,7 +218,7 @@ def test_aborted_transactions_larger_than_the_memory_of_indexes_are_read_once() 
     run_virtual(main)
 
 
-def test_a_client_that_leaves_takes_its_fetch_away_but_not_the_read() -> None:
+def test_a_fetch_that_is_answered_otherwise_does_not_end_the_read() -> None:
     async def main() -> None:
         async with read_side() as side:
             await side.segment(batches(side.rng, 0, 4))
@@ -234,6 +234,62 @@ def test_a_client_that_leaves_takes_its_fetch_away_but_not_the_read() -> None:
             await asyncio.sleep(10)
             assert fetch.reason is CompletionReason.CANCELLED
             assert side.in_memory(side.request(0)) is not None
+
+    run_virtual(main)
+
+
+def test_the_read_of_a_client_that_is_gone_ends() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment(batches(side.rng, 0, 8))
+            side.store.faults = HANG
+            fetch = side.watch(side.request(0), wait_s=300)
+            await asyncio.sleep(1)
+            assert side.store.in_flight == 1
+            fetch.cancel(client_gone=True)
+            assert fetch.reason is CompletionReason.CANCELLED
+            await asyncio.sleep(0.001)
+            assert side.store.in_flight == 0
+            assert at_rest(side)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("other", ["waits", "comes again", "warms"])
+def test_the_read_of_another_client_goes_on(other: str) -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment(batches(side.rng, 0, 8))
+            side.store.faults = SLOW
+            anothers = side.request(0)._replace(client="another")
+            if other == "warms":
+                side.purgatory.warm(anothers)
+            else:
+                side.watch(anothers, wait_s=30 if other == "waits" else 0.1)
+            gone = side.watch(side.request(0)._replace(client="gone"), wait_s=30)
+            await asyncio.sleep(0.5)
+            gone.cancel(client_gone=True)
+            await asyncio.sleep(10)
+            assert side.in_memory(side.request(0)) is not None
+            assert side.log_reads() == 1
+
+    run_virtual(main)
+
+
+def test_a_client_that_comes_again_and_goes_ends_its_read() -> None:
+    async def main() -> None:
+        async with read_side() as side:
+            await side.segment(batches(side.rng, 0, 8))
+            side.store.faults = HANG
+            request = side.request(0)._replace(client="gone")
+            for _ in range(3):
+                fetch = side.watch(request, wait_s=0.5)
+                await fetch.completed.wait()
+            assert (fetch.reason, side.store.in_flight) == (CompletionReason.DEADLINE, 1)
+            side.watch(request, wait_s=300).cancel(client_gone=True)
+            await asyncio.sleep(0.001)
+            assert side.store.in_flight == 0
+            assert at_rest(side)
 
     run_virtual(main)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from contextlib import suppress
 from itertools import pairwise
@@ -20,8 +22,11 @@ from fetchproxy.segments.journal import (
     _END,
     _MAGIC,
     END_BYTES,
+    HEAD_BYTES_MAX,
     PART_BYTES_MAX,
     TABLE_BYTES_MAX,
+    TABLE_COUNTED_BYTES_MAX,
+    TABLE_MEMORY_BYTES_MAX,
     JournalEntry,
     JournalParts,
     JournalPlace,
@@ -34,6 +39,7 @@ from fetchproxy.segments.journal import (
     table_bytes,
     table_range,
 )
+from fetchproxy.segments.json_fields import NewerMetadataVersion
 from fetchproxy.segments.packing import Cipher, WrappedKey
 from fetchproxy.storage.ciphers import AesGcm
 
@@ -183,6 +189,111 @@ def test_a_table_of_tiny_values_is_refused_before_it_is_read(value: bytes) -> No
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * len(text)  # two of them are the object and its copy
+
+
+ENTRY = (
+    b'{"topic":"%b","topic_id":"AAAAAAAAAAAAAAAAAAAAAQ","partition":%d,"start_offset":%d,'
+    b'"next_offset":%d,"leader_epoch":1000,"stored_start":%d,"stored_end":%d'
+)
+HEAD = (
+    b'{"version":%d,"journal":"AAAAAAAAAAAAAAAAAAAAAQ","number":1,"cluster_id":"c",'
+    b'"read_at_ms":1,"entries":['
+)
+
+
+def entry_text(number: int, aborted: int = 0, topic: bytes = b"t" * 40) -> bytes:
+    fields = ENTRY % (topic, number, 10**12, 10**12 + 1_000, number, number + 1)
+    if not aborted:
+        return fields + b"}"
+    numbers = b",".join(b"%d" % (10**6 + n) for n in range(aborted))
+    return fields + b',"aborted_producers":[%b],"aborted_offsets":[%b]}' % (numbers, numbers)
+
+
+def table_text(entries: list[bytes], version: int = 1) -> bytes:
+    return HEAD % version + b",".join(entries) + b"]}"
+
+
+def decoded(text: bytes, body_bytes: int) -> JournalTable:
+    end = _END.pack(len(text), crc32c(text), _MAGIC)
+    return decode_table(text, end, body_bytes + len(text) + END_BYTES, "k")
+
+
+MOST_ENTRIES = TABLE_COUNTED_BYTES_MAX // 320
+MOST_ABORTED = (TABLE_COUNTED_BYTES_MAX - 320) // 40
+
+
+@pytest.mark.parametrize(("entries", "aborted"), [(MOST_ENTRIES, 0), (1, MOST_ABORTED)])
+def test_a_table_at_its_limits_takes_its_memory_and_none_is_read_above(
+    entries: int, aborted: int
+) -> None:
+    text = table_text([entry_text(n, aborted) for n in range(entries)])
+    assert len(text) < TABLE_BYTES_MAX
+    script = (
+        "import sys\n"
+        "from fetchproxy.segments.journal import decode_table\n"
+        "def status(name):\n"
+        "    lines = open('/proc/self/status').read().splitlines()\n"
+        "    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024\n"
+        f"raw = sys.stdin.buffer.read({len(text)})\n"
+        "end = sys.stdin.buffer.read()\n"
+        "before = status('VmRSS')\n"
+        f"table = decode_table(raw, end, {entries + len(text) + END_BYTES}, 'k')\n"
+        "print(status('VmHWM') - before, len(table.entries), len(table.entries[0].aborted))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], input=with_table(text), capture_output=True, check=True
+    )
+    took, *counts = map(int, run.stdout.split())
+    assert counts == [entries, aborted]
+    assert TABLE_MEMORY_BYTES_MAX // 4 < took < TABLE_MEMORY_BYTES_MAX
+    above = [entry_text(n, aborted and aborted + 1) for n in range(entries + (not aborted))]
+    with pytest.raises(CorruptSegment, match="more than a writer puts into one"):
+        decoded(table_text(above), len(above))
+
+
+def test_a_writers_first_entry_may_have_all_transactions_of_a_segment() -> None:
+    assert table_bytes("t", 490_000) - 1 <= TABLE_COUNTED_BYTES_MAX
+    assert (TABLE_BYTES_MAX - HEAD_BYTES_MAX) // table_bytes("t", 0) < MOST_ENTRIES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        table_text([entry_text(0)[:-1] + b"," + b",".join(b'"%x":1' % n for n in range(400_000))]),
+        table_text([entry_text(0)[:-1] + b',"aborted_offsets":[' + b"0," * 4_000_000 + b"0]}"]),
+        table_text([b"0" + b",0" * 4_000_000]),
+        table_text([entry_text(0), b"0" + b",0" * 4_000_000]),
+        table_text([entry_text(0, topic=b"\\ud83d\\ude00" + b"a" * 8_000_000)]),
+        table_text([entry_text(0, topic="\U0001f600".encode() + b"a" * 8_000_000)]),
+        b'{"version":1,"cluster_id":"\\ud83d\\ude00' + b"a" * 8_000_000 + b'","entries":[]}',
+        b'{"version":1' + b",0" * 4_000_000 + b"]}",
+        b'{"version":1,"entries":[],"x":[0' + b",0" * 4_000_000 + b"]}",
+    ],
+    ids=[
+        "names",
+        "numbers",
+        "no entry",
+        "no second",
+        "escaped",
+        "not ascii",
+        "head",
+        "none",
+        "end",
+    ],
+)
+def test_what_no_writer_writes_is_refused_by_its_bytes(text: bytes) -> None:
+    tracemalloc.start()
+    with pytest.raises(CorruptSegment):
+        decoded(text, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(text)
+
+
+def test_a_newer_table_is_no_broken_one() -> None:
+    text = table_text([entry_text(0)[:-1] + b',"of_a_newer_version":1}'], version=2)
+    with pytest.raises(NewerMetadataVersion):
+        decoded(text, 1)
 
 
 def test_a_longer_table_is_refused_by_its_length_alone() -> None:

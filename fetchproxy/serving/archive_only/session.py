@@ -86,7 +86,6 @@ class ArchiveOnlySession(ClientSession):
         self._host, self._port = "", 0  # both set when the client connects
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
-        self._responding = False  # the client is receiving a response
         self._ended = False  # close after the response under way
         self._patience = Patience()
         self._work_bytes = 0  # of the request in progress, see `_works_on`
@@ -119,11 +118,6 @@ class ArchiveOnlySession(ClientSession):
             self.close("login_max_s")
         super().look(now)
 
-    def silent_s(self, now: float) -> float:
-        """A response being sent counts as a sign of life."""
-        self.has_received = self.has_received or self._responding
-        return super().silent_s(now)
-
     def _hurry(self) -> None:
         self._patience.end()
 
@@ -141,7 +135,6 @@ class ArchiveOnlySession(ClientSession):
             is_cached = request.head.api_key == ApiKey.FETCH  # `sending` counts records
             self._works_on(0 if is_cached else sum(map(len, pieces)))
             with self.share.sending(pieces) as pieces:
-                self._responding = True
                 await self.write_as_taken(pieces)
             del request, pieces
         except RequestRefused as refusal:
@@ -154,7 +147,7 @@ class ArchiveOnlySession(ClientSession):
         finally:
             self._works_on(0)
             self.share.to_store()
-            self.has_received, self._responding = True, False
+            self.has_received = True
         await self.share.pay()
         if self._ended:
             self.close_late()

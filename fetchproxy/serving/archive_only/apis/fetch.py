@@ -184,6 +184,9 @@ class _Fetch:
             self._request.share.to_store()
         try:
             await under_way.completed.wait()
+        except asyncio.CancelledError:
+            under_way.cancel(client_gone=True)
+            raise
         finally:
             under_way.cancel()
         for key, result in under_way.results().items():

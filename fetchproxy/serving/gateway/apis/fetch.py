@@ -11,7 +11,8 @@ tiers take turns. Remote data does not wait for min_bytes (as with Kafka's Delay
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from fetchproxy_protocol.apis import ErrorCode
@@ -248,12 +249,12 @@ class ServedFetch:
             entered = await on.share.enter(reads.requested_bytes(plan.kept_from_broker), wait_until)
             if await on.shared.archive.purgatory.steps.begin() or entered:
                 views = NO_VIEWS  # the views may be old by now
-        reads.watch(zip(plan.remote, plan.tps, strict=True), wait_until, views, waiting)
-        await checkpoint(len(plan.remote))
-        ready = reads.ready
-        if not ready:
-            on.share.to_store()
-        try:
+        with self._until_answered(reads):
+            reads.watch(zip(plan.remote, plan.tps, strict=True), wait_until, views, waiting)
+            await checkpoint(len(plan.remote))
+            ready = reads.ready
+            if not ready:
+                on.share.to_store()
             poll = await self._poll_upstream(plan, ready)
             self._archived_reads = reads
             if on.hurries:
@@ -264,11 +265,20 @@ class ServedFetch:
             elif self._conversation.state is FetchState.MERGING:
                 assert poll is not None
                 await self._merge(plan, reads, poll, wait_until)
+        if self._conversation.state is FetchState.IDLE:
+            await on.routing.refresh_log_offsets(plan.tps)
+
+    @contextmanager
+    def _until_answered(self, reads: ArchivedReads) -> Iterator[None]:
+        """The task is cancelled only if the client is gone."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            reads.cancel(client_gone=True)
+            raise
         finally:
             self._archived_reads = None
             reads.cancel()
-        if self._conversation.state is FetchState.IDLE:
-            await on.routing.refresh_log_offsets(plan.tps)
 
     def _new_archived_reads(self, owed_s: float) -> ArchivedReads:
         shared, request = self._on.shared, self._request
