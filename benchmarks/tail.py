@@ -233,8 +233,9 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
             with_relay = [*ways, Contestant(BARE_RELAY, relay.bootstrap, relay.pid)]
             for way in with_relay:
                 kafka.create_topic(latency_topic(way.name))
-            sizes = (options.latency_rounds, options.samples, options.samples_alone)
-            measured.latencies = latency_rounds(kafka, with_relay, *sizes, console)
+            sizes = (options.samples, options.samples_alone, options.samples_in_pairs)
+            rounds = options.latency_rounds
+            measured.latencies = latency_rounds(kafka, with_relay, rounds, *sizes, console)
     left_out = [f"{name}: left out as asked" for name in options.without]
     facts = {"settings": settings, "left_out": left_out}
     return Outcome(rows_of(measured, options.mib), facts, absent)
@@ -250,6 +251,7 @@ PART = Part(
         Size("latency-rounds", 9, 1, "of latencies, after a warm-up"),
         Size("samples", 300, 5, "latencies of each way in a round, in turn"),
         Size("samples-alone", 400, 5, "the same, each way for itself"),
+        Size("samples-in-pairs", 1500, 5, "the same, directly and through fetchproxy in turn"),
     ],
     measure,
     add_options,

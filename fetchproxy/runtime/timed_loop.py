@@ -126,7 +126,7 @@ class TimedSelector(FewAtOnce):
         cpu = self._cpu_clock()
         if self._woken_at is not None:
             held_s = self._clock() - self._woken_at
-            self._new_objects.worked_s += held_s
+            self._new_objects.worked_s += cpu - self._cpu_before
             self._add(held_s, cpu - self._cpu_before if held_s >= HELD_S_MIN else 0.0)
         self._cpu_before = cpu
         ready = super().select(timeout)

@@ -84,7 +84,38 @@ with asyncio.Runner(loop_factory=new_loop) as runner:
 print(max(visited))
 """
 
+FULL_COLLECTIONS = """
+import gc, sys
+from fetchproxy.runtime.garbage import NewObjects, spare_collections
+
+spare_collections()
+gc.disable()
+took_s, now_s, generations = float(sys.argv[1]), 0.0, []
+gc.callbacks.append(lambda phase, info: generations.append(info["generation"]))
+
+def cpu_clock():
+    global now_s
+    now_s += took_s / 2  # read before and after each full collection
+    return now_s
+
+new_objects = NewObjects(cpu_clock)
+for _ in range(600):
+    new_objects.worked_s += 0.0125
+    new_objects.collect_if_due()
+print(generations.count(1) // 2, generations.count(2) // 2)
+"""
+
 needs_glibc = pytest.mark.skipif(glibc_allocator() is None, reason="not glibc 2.33 or later")
+
+
+@pytest.mark.parametrize(("took_s", "full"), [(0.0, 200), (0.002, 120), (0.0029, 85), (0.1, 200)])
+def test_full_collections_take_a_small_share_of_the_work(took_s: float, full: int) -> None:
+    command = [sys.executable, "-c", FULL_COLLECTIONS, str(2 * took_s)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    others, counted = map(int, result.stdout.split())
+    assert others + counted == 600
+    assert abs(counted - full) <= 1
 
 
 @needs_glibc
