@@ -10,7 +10,7 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.cluster_state.document import decode_state
+from fetchproxy.cluster_state.document import decode_without_groups
 from fetchproxy.cluster_state.state import EPOCH_UNKNOWN, AclState, ClusterState, TopicState
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.metadata.lineage import epoch_of
@@ -43,7 +43,7 @@ class KeptState:
         newest = states[-1]
         try:
             raw = await self._objects.get_cluster_state(newest)
-            state = await asyncio.to_thread(decode_state, raw, newest.key)
+            state = await asyncio.to_thread(decode_without_groups, raw, newest.key)
         except ObjectNotFound:
             return  # a newer one has taken its place; the next look shows it
         except CorruptSegment as error:
