@@ -59,7 +59,8 @@ _CRC_BYTES = 4
 _NOTHING = -1  # archived
 _INT64_DIGITS_MAX = 19
 _LABEL = Struct(">16sQ16siQI")
-# A nonce is used once under a key: the object's number and the number of the part in it.
+# A nonce is used once under a key: the number of the build and that of the part in it. The object's
+# number will not do: an object that could not be written is built again, with more records.
 _NONCE = Struct(">QI")
 # 30,000 partitions of 250-character topics, each with some aborted transactions. Decoded, it takes
 # up to ten times as much. A writer leaves what has no room for the next object (`table_bytes`).
@@ -109,10 +110,13 @@ class JournalTable:
 
 @dataclass(slots=True)
 class JournalParts:
-    """Makes the parts of one object, in their order."""
+    """Makes the parts of one object, in their order. `build`: another one each time that an object
+    is made under the same key.
+    """
 
     place: JournalPlace
     cipher: Cipher | None
+    build: int
     _count: int = 0
 
     def stored(
@@ -123,7 +127,7 @@ class JournalParts:
             if self.cipher is None:
                 sealed = part + crc32c(part).to_bytes(_CRC_BYTES, "big")
             else:
-                nonce = _NONCE.pack(self.place.number, self._count)
+                nonce = _NONCE.pack(self.build, self._count)
                 label = _label(self.place, tp, start_offset, number)
                 sealed = nonce + self.cipher.seal(nonce, part, label)
             self._count += 1

@@ -46,7 +46,7 @@ KEY = WrappedKey("k1", b"wrapped")
 def journal_object(bodies: list[bytes], cipher: Cipher | None) -> bytes:
     """An object with an entry for each body, of a partition each."""
     place = JournalPlace(ARCHIVER, 3)
-    parts, content, entries = JournalParts(place, cipher), b"", []
+    parts, content, entries = JournalParts(place, cipher, 1), b"", []
     for number, body in enumerate(bodies):
         tp = TopicIdPartition(UUID(int=1), "orders", number)
         split = [body[at : at + PART_BYTES_MAX] for at in range(0, len(body), PART_BYTES_MAX)]
