@@ -291,10 +291,14 @@ class PlacedEntry(NamedTuple):
     entry: JournalEntry
 
 
-def log_of(entries: Iterable[PlacedEntry], archive_end: int | None) -> list[PlacedEntry]:
+def log_of(
+    entries: Iterable[PlacedEntry], archive_end: int | None, archived_epoch: int = -1
+) -> list[PlacedEntry]:
     """The entries of one partition that continue its archive, in the order of their offsets.
 
     `archive_end`: exclusive; None: nothing is archived, and the log begins with the lowest entry.
+    `archived_epoch`: of the archive's last record; -1: not known. A leader before that one had
+    other records behind it, if any, which an unclean election has cut off.
     A later leader's entries replace all that earlier leaders had from there on, as a follower's log
     is cut. Entries of one leader have the same records at the same offsets. The log ends where
     offsets are missing. An entry may begin below the end of the one before, or below `archive_end`:
@@ -302,7 +306,9 @@ def log_of(entries: Iterable[PlacedEntry], archive_end: int | None) -> list[Plac
     """
     chain: list[PlacedEntry] = []
     archived = _NOTHING if archive_end is None else archive_end
-    by_leader = sorted(entries, key=_order)
+    by_leader = sorted(
+        (one for one in entries if one.entry.leader_epoch not in range(archived_epoch)), key=_order
+    )
     for _, of_leader in groupby(by_leader, key=lambda placed: placed.entry.leader_epoch):
         first = True
         for placed in of_leader:
