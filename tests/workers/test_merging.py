@@ -19,7 +19,6 @@ from fetchproxy.workers.merging import (
     merged_status,
 )
 
-
 # Clients choose their names: with all that ends a line somewhere.
 LABEL = 'a{"} b\u2028c\u2028d\x85e\x1cf\x0cg\nh'
 
