@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fetchproxy.errors import DamagedObject
 from fetchproxy.metadata.journal_tables import read_table
+from fetchproxy.metadata.lineage import last_epoch
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.journal import JournalTable, by_partition, log_of
@@ -40,8 +41,9 @@ async def read_journal_ends(objects: ArchiveObjects, rlmm: RemoteLogMetadataMana
     ends: dict[TopicIdPartition, int] = {}
     now = asyncio.get_running_loop().time()
     for tp, entries in by_partition(tables).items():
-        end = (await rlmm.refresh(tp, now)).log_end_offset
-        chain = log_of(entries, end)
+        view = await rlmm.refresh(tp, now)
+        end = view.log_end_offset
+        chain = log_of(entries, end, last_epoch(view))
         if chain and chain[-1].entry.next_offset > (end or 0):
             ends[tp] = chain[-1].entry.next_offset
     return JournalEnds(ends, faults, len(tables))

@@ -31,7 +31,7 @@ from fetchproxy.errors import (
     SegmentLocked,
 )
 from fetchproxy.metadata.journal_tables import read_table
-from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
+from fetchproxy.metadata.lineage import archived_lineage, extend_lineage, last_epoch
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -123,7 +123,7 @@ class JournalRecovery:
         keys = {table.place: table.key for table in tables}
         for tp, entries in sorted(by_partition(tables).items()):
             view = await self.view(tp)
-            chain = log_of(entries, view.log_end_offset)
+            chain = log_of(entries, view.log_end_offset, last_epoch(view))
             one = _OneLog(self, tp, view, keys)
             await one.copy(chain)
             recovered.append(one.result(entries))

@@ -7,7 +7,7 @@ other failure ends the reading: a state of a cluster in trouble would look like 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fetchproxy_protocol.apis import ErrorCode
@@ -35,10 +35,16 @@ _PASSES = RETRIABLE | {
 
 
 class MissingParts:
-    """The holes of one state, in the order in which they were found."""
+    """The holes of one state, in the order in which they were found. There may be one for each
+    topic of a cluster.
+    """
 
     def __init__(self) -> None:
-        self.parts: list[MissingPart] = []
+        self._parts: dict[MissingPart, None] = {}
+
+    @property
+    def parts(self) -> tuple[MissingPart, ...]:
+        return tuple(self._parts)
 
     def note(self, what: str, error: ClusterError, right: str = "") -> None:
         """`right`: what would have to be allowed, if the broker refuses. Raises `error` itself if
@@ -53,9 +59,7 @@ class MissingParts:
             self.add(what, str(error), right if code in _DENIED else "")
 
     def add(self, what: str, why: str, right: str = "") -> None:
-        part = MissingPart(what, why, right)
-        if part not in self.parts:
-            self.parts.append(part)
+        self._parts[MissingPart(what, why, right)] = None
 
     async def part(self, what: str, right: str, read: Awaitable[T], nothing: T) -> T:
         """The result of `read`; `nothing` if it is missing. Raises as `note`."""
@@ -72,14 +76,17 @@ def rights_in_words(missing: Iterable[MissingPart]) -> str:
     for one in missing:
         if one.right:
             parts.setdefault(one.right, []).append(one.what)
-    return "; ".join(f"{right} (for {', '.join(what)})" for right, what in parts.items())
+    return "; ".join(f"{right} (for {_few(what)})" for right, what in parts.items())
 
 
 def in_words(names: Iterable[str]) -> str:
     """A few of the names, and how many more there are."""
-    every = sorted(names)
-    more = len(every) - _NAMES_SHOWN_MAX
-    return ", ".join(every[:_NAMES_SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")
+    return _few(sorted(names))
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN_MAX
+    return ", ".join(names[:_NAMES_SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
 async def call_decoded(connection: BrokerConnection, request: Any, response: Any) -> Any:

@@ -77,5 +77,5 @@ async def _read(
         users,
         broker_configs,
         producer_id_max,
-        tuple(missing.parts),
+        missing.parts,
     )

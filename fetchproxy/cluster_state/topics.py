@@ -135,7 +135,7 @@ async def _ends(
         elif log_offsets.error_code not in _GONE:
             failed.setdefault(tp.topic, []).append(tp)
             errors[tp.topic] = log_offsets
-    for topic, partitions in failed.items():
+    async for topic, partitions in cooperative(failed.items()):
         what = f"the ends of {in_words(str(tp) for tp in partitions)}"
         denied = errors[topic].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         missing.add(what, str(errors[topic]), _ENDS_RIGHT if denied else "")

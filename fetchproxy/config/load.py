@@ -270,7 +270,7 @@ def _file_settings(file: Path) -> Iterator[Setting]:
         tables = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also for text that is not UTF-8
         raise ConfigError(f"{file}: is not TOML: {error}") from error
     lines = _lines_of_keys(text)
 

@@ -313,6 +313,8 @@ class HttpConsole(ABC):
             # No body reaches it (LimitedConnection): it must not wait for one.
             lingering_time=0,
             auto_decompress=False,
+            # Else work for clients that ask and go would pile up without a limit.
+            handler_cancellation=True,
         )
 
     @property

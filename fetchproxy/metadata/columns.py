@@ -310,6 +310,10 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
             self._epoch = offset, max(epochs, default=-1)
         return self._epoch[1]
 
+    def archived_at_ms(self) -> int:
+        """When a segment last changed its state; 0: there is none."""
+        return max(self._column("event_timestamp_ms"), default=0)
+
     def max_timestamp_ms(self, below: int | None = None) -> int | None:
         """The largest of the segments' maximum timestamps that is less than `below`."""
         times = self._column("max_timestamp_ms")

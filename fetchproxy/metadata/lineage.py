@@ -35,6 +35,12 @@ def archived_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
     return rising(view.segments.leader_epochs())
 
 
+def last_epoch(view: PartitionView) -> int:
+    """Of the archive's last record. -1: not known, or it does not count (docs/adr/0070)."""
+    epochs = view.segments[-1].segment_leader_epochs if view.segments else ()
+    return epochs[-1].epoch if epochs else UNDEFINED_EPOCH
+
+
 def from_log_start(lineage: Sequence[EpochStart], start: int) -> tuple[EpochStart, ...]:
     """The epochs without those that ended below `start`, as Kafka truncates its cache."""
     epochs_begun = [entry for entry in lineage if entry.start_offset <= start]

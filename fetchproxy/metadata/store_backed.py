@@ -11,6 +11,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -18,6 +19,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 from uuid import UUID
 
@@ -44,7 +46,6 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
     READS_AT_ONCE_MAX,
-    VIEWS_AT_ONCE,
     RemoteLogMetadataManager,
     counted,
     delete_log_starts,
@@ -60,7 +61,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.observability.metrics import METADATA_UNREADABLE
-from fetchproxy.runtime.cooperative import for_each, forget, pieces
+from fetchproxy.runtime.cooperative import at_once, for_each, forget, in_steps
 from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
@@ -98,8 +99,12 @@ _Content = RemoteLogSegmentMetadata | Condition | LogHistory | FinishedOffsets |
 Contents = dict[str, tuple[str, _Content]]
 Readable = SegmentMetadataObject | LogHistoryObject | FinishedOffsetsObject
 _GONE = RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
-# Partitions of a few segments each. To decode collected metadata takes some 20 µs a segment.
-_PARTITIONS_AT_ONCE = 50
+# Segments in one turn of the loop: to decode collected metadata takes some 20 µs for each, and its
+# row of a table 5 µs. A partition counts as some more.
+_SEGMENTS_AT_ONCE = 200
+_AS_SEGMENTS = 4
+# A table of more segments is made on a thread.
+_SEGMENTS_ON_THE_LOOP_MAX = 2_000
 
 
 @dataclass(slots=True)
@@ -171,19 +176,20 @@ class StoredPartition:
         )
 
     def build(
-        self, contents: Contents, began_at: float, gaps: tuple[_Offsets, ...] | None = None
+        self,
+        contents: Contents,
+        began_at: float,
+        gaps: tuple[_Offsets, ...] | None = None,
+        made: PartitionTable | None = None,
     ) -> None:
         """Build `table` from `contents`, which a listing that began at `began_at` found. `gaps`:
-        what a mirror lacks.
+        what a mirror lacks. `made`: `table_of` them.
         """
         self.built_at, self.built, self.objects = began_at, contents, dict(contents)
         self.keys = sorted(contents)
         documents = [content for _, content in contents.values()]
         self.problems = tuple(c for c in documents if isinstance(c, Condition))
-        history = next((c for c in documents if isinstance(c, LogHistory)), FIRST_HISTORY)
-        self.table.replace(
-            (c for c in documents if isinstance(c, RemoteLogSegmentMetadata)), history
-        )
+        self.table.adopt(table_of(self.table.tp, contents) if made is None else made)
         self.puts = {key: put for key, put in self.puts.items() if put[0] >= began_at}
         for _, metadata in self.puts.values():
             self.table.take(metadata)
@@ -227,10 +233,19 @@ class StoredPartition:
         return self.table.view(read_at, unreadable.union(self.awaited))
 
 
+def table_of(tp: TopicIdPartition, contents: Contents) -> PartitionTable:
+    """Pure, and for a thread."""
+    documents = [content for _, content in contents.values()]
+    history = next((c for c in documents if isinstance(c, LogHistory)), FIRST_HISTORY)
+    table = PartitionTable(tp)
+    table.replace((c for c in documents if isinstance(c, RemoteLogSegmentMetadata)), history)
+    return table
+
+
 class PartitionRead:
     """Turns one listing of a partition into a view. Other listings of it may run at the same time.
 
-    `add` each listed object, `begin`, `read` each entry that `begin` returns, then `land`.
+    `add` each listed object, `begin`, `read` each entry that `begin` returns, `prepare`, `land`.
     """
 
     def __init__(
@@ -252,6 +267,12 @@ class PartitionRead:
         self._listed: list[Readable] = []
         self._log_starts: list[LogStartObject] = []
         self._contents: Contents = {}
+        self._made: PartitionTable | None = None  # of `_contents`
+
+    @property
+    def work(self) -> int:
+        """How much it is to `land`, see `_SEGMENTS_AT_ONCE`."""
+        return _AS_SEGMENTS + len(self._contents)
 
     def add(self, standing: Standing) -> None:
         if isinstance(standing, LogStartObject):
@@ -263,14 +284,20 @@ class PartitionRead:
         elif self._of_mirror or not isinstance(standing, FinishedOffsetsObject):
             self._listed.append(standing)
 
-    def begin(self, collected: Collected = NOTHING_COLLECTED) -> list[Readable]:
-        """The objects that have to be read. The others are in memory or were collected."""
+    def begin(
+        self, collected: Collected = NOTHING_COLLECTED
+    ) -> Generator[None, None, list[Readable]]:
+        """The objects that have to be read. The others are in memory or were collected. In steps,
+        for a partition may have very many.
+        """
         partition = self.partition
         partition.log_starts = self._all_log_starts()
         for standing in self._log_starts:
             partition.table.take(LogStartOffset(self.tp, standing.offset, -1, standing.after_epoch))
         waiting: list[Readable] = []
-        for entry in self._listed:
+        for number, entry in enumerate(self._listed, 1):
+            if not number % _SEGMENTS_AT_ONCE:
+                yield
             if partition.has_read(entry.stored):
                 # Kept here too, because a read that lands meanwhile may have missed this object.
                 self._contents[entry.stored.key] = partition.objects[entry.stored.key]
@@ -294,6 +321,12 @@ class PartitionRead:
             self.partition.note_content(entry, raw)
             self._contents[key] = self.partition.objects[key]
 
+    async def prepare(self) -> None:
+        """Make the table of very many segments, if it differs from the last one."""
+        contents = self._contents
+        if len(contents) > _SEGMENTS_ON_THE_LOOP_MAX and contents != self.partition.built:
+            self._made = await asyncio.to_thread(table_of, self.tp, contents)
+
     def land(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
         """The new view. `cached`: the last view, with the loop time at which its listing began."""
         partition = self.partition
@@ -313,7 +346,8 @@ class PartitionRead:
         ):
             return replace(cached[1], read_at=self._began_at)
         # This function does not await, so no put comes between the build and the view.
-        partition.build(self._contents, self._began_at, gaps)
+        made, self._made = self._made, None
+        partition.build(self._contents, self._began_at, gaps, made)
         return partition.view(self._began_at)
 
     def _all_log_starts(self) -> tuple[LogStartObject, ...]:
@@ -778,6 +812,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             if self._collected_once is not None and partition.built_at == float("-inf"):
                 collected = await self._collected_once.read(tp.topic_id)
             await self._get_listed([read], it_came, collected)
+        await read.prepare()
         return read.land(self._views.entries.get(tp))
 
     def _is_long(self, partition: StoredPartition) -> bool:
@@ -821,14 +856,18 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         for tp, partition in self._topics.get(topic_id, {}).items():
             if tp not in reads:
                 reads[tp] = PartitionRead(tp, partition, began_at)
-                reads[tp].begin()
+                at_once(reads[tp].begin())
         views: dict[int, PartitionView] = {}
-        for piece in pieces(reads.items(), VIEWS_AT_ONCE):
-            for tp, read in piece:
-                view = read.land(self._views.entries.get(tp))
-                self._views.offer(tp, began_at, view)
-                views[tp.partition] = view
-            await asyncio.sleep(0)
+        work = 0
+        for tp, read in reads.items():
+            await read.prepare()
+            view = read.land(self._views.entries.get(tp))
+            self._views.offer(tp, began_at, view)
+            views[tp.partition] = view
+            work += read.work
+            if work >= _SEGMENTS_AT_ONCE:
+                work = 0
+                await asyncio.sleep(0)
         if self._collecting is not None and alone:
             partitions = [read.partition for read in reads.values()]
             object_count = sum(len(partition.objects) for partition in partitions)
@@ -886,9 +925,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> int:
         """Read new objects that were not collected; returns how many. Raises RemoteStorageError."""
         waiting: list[tuple[PartitionRead, Readable]] = []
-        for piece in pieces(reads, _PARTITIONS_AT_ONCE):
-            waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
-            await asyncio.sleep(0)
+        work = 0
+        for read in reads:
+            entries = await in_steps(read.begin(collected), partial(asyncio.sleep, 0))
+            waiting += [(read, entry) for entry in entries]
+            work += read.work
+            if work >= _SEGMENTS_AT_ONCE:
+                work = 0
+                await asyncio.sleep(0)
 
         async def get(request: tuple[PartitionRead, Readable]) -> None:
             read, entry = request

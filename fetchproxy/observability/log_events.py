@@ -662,9 +662,10 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _warning(
             "cluster_state_unreadable",
-            "the newest state of the cluster in the archive is damaged or of a newer version; the "
-            "archive-only node uses what it knew before",
-            "none: the next state that an archiver writes takes its place",
+            "the newest state of the cluster in the archive is damaged or of a newer version, or "
+            "the store denies it; the archive-only node uses what it knew before",
+            "none: the next state that an archiver writes takes its place; if the store denies it, "
+            "allow the reader to list and read `cluster-states/`",
         ),
         _warning(
             "cluster_states_not_removed",

@@ -15,8 +15,9 @@ spans are dropped, and nothing waits. Without `tracing.enabled`, a span costs on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from fetchproxy.errors import ConfigError
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer
 
-# For spans that wait to be sent when the process ends.
-_FLUSH_MAX_MS = 2_000
+# For spans that wait to be sent when the process ends. The SDK has a time limit for each request
+# alone: with a collector that does not respond, it would hold up the end for most of a minute.
+_FLUSH_MAX_S = 2.0
 
 # None: nothing is recorded.
 tracer: Tracer | None = None
@@ -53,15 +55,30 @@ async def tracing(enabled: bool, exporter: SpanExporter | None = None) -> AsyncI
         ) from error
     # OTEL_SERVICE_NAME, or OTEL_RESOURCE_ATTRIBUTES, may give it another name.
     service_name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, "fetchproxy")
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service_name}))
+    resource = Resource.create({SERVICE_NAME: service_name})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
     tracer = provider.get_tracer("fetchproxy")
     try:
         yield
     finally:
         tracer = None
-        await asyncio.to_thread(provider.force_flush, _FLUSH_MAX_MS)
-        await asyncio.to_thread(provider.shutdown)
+        await _end(provider.shutdown)
+
+
+async def _end(shut_down: Callable[[], None]) -> None:
+    """Send what is left, for a while; the thread ends with the process."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        shut_down()
+        with suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(ended.set)
+
+    Thread(target=run, name="tracing", daemon=True).start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_FLUSH_MAX_S):
+            await ended.wait()
 
 
 class OpenSpan:

@@ -60,7 +60,8 @@ _CRC_BYTES = 4
 _NOTHING = -1  # archived
 _INT64_DIGITS_MAX = 19
 _LABEL = Struct(">16sQ16siQI")
-# A nonce is used once under a key: the object's number and the number of the part in it.
+# A nonce is used once under a key: the number of the build and that of the part in it. The object's
+# number will not do: an object that could not be written is built again, with more records.
 _NONCE = Struct(">QI")
 # 30,000 partitions of 250-character topics, each with some aborted transactions. A writer leaves
 # what has no room for the next object (`table_bytes`).
@@ -125,10 +126,13 @@ class JournalTable:
 
 @dataclass(slots=True)
 class JournalParts:
-    """Makes the parts of one object, in their order."""
+    """Makes the parts of one object, in their order. `build`: another one each time that an object
+    is made under the same key.
+    """
 
     place: JournalPlace
     cipher: Cipher | None
+    build: int
     _count: int = 0
 
     def stored(
@@ -139,7 +143,7 @@ class JournalParts:
             if self.cipher is None:
                 sealed = part + crc32c(part).to_bytes(_CRC_BYTES, "big")
             else:
-                nonce = _NONCE.pack(self.place.number, self._count)
+                nonce = _NONCE.pack(self.build, self._count)
                 label = _label(self.place, tp, start_offset, number)
                 sealed = nonce + self.cipher.seal(nonce, part, label)
             self._count += 1
@@ -336,10 +340,14 @@ class PlacedEntry(NamedTuple):
     entry: JournalEntry
 
 
-def log_of(entries: Iterable[PlacedEntry], archive_end: int | None) -> list[PlacedEntry]:
+def log_of(
+    entries: Iterable[PlacedEntry], archive_end: int | None, archived_epoch: int = -1
+) -> list[PlacedEntry]:
     """The entries of one partition that continue its archive, in the order of their offsets.
 
     `archive_end`: exclusive; None: nothing is archived, and the log begins with the lowest entry.
+    `archived_epoch`: of the archive's last record; -1: not known. A leader before that one had
+    other records behind it, if any, which an unclean election has cut off.
     A later leader's entries replace all that earlier leaders had from there on, as a follower's log
     is cut. Entries of one leader have the same records at the same offsets. The log ends where
     offsets are missing. An entry may begin below the end of the one before, or below `archive_end`:
@@ -347,7 +355,9 @@ def log_of(entries: Iterable[PlacedEntry], archive_end: int | None) -> list[Plac
     """
     chain: list[PlacedEntry] = []
     archived = _NOTHING if archive_end is None else archive_end
-    by_leader = sorted(entries, key=_order)
+    by_leader = sorted(
+        (one for one in entries if one.entry.leader_epoch not in range(archived_epoch)), key=_order
+    )
     for _, of_leader in groupby(by_leader, key=lambda placed: placed.entry.leader_epoch):
         first = True
         for placed in of_leader:

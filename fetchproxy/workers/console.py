@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -48,6 +49,7 @@ MERGED: Mapping[str, _Merge] = {
 }
 # A worker answers within a turn of its loop; archived records come from the store.
 _WORKER_MAX_S, _RECORDS_MAX_S = 5.0, 60.0
+_RESPONDS = (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)  # 503 of /readyz has a body, too
 _OF_PARENT = ("fetchproxy_worker_restarts_total",)
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -165,10 +167,10 @@ class WorkersConsole(HttpConsole):
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> str | None:
-    """None: the worker is ending, or has ended."""
+    """None: the worker is ending, has ended, or refuses, as while a new token is on its way."""
     try:
         async with session.get(url) as response:
-            return await response.text()
+            return await response.text() if response.status in _RESPONDS else None
     except (aiohttp.ClientError, TimeoutError):
         return None
 

@@ -27,7 +27,8 @@ def merged_metrics(of_workers: Mapping[int, str], of_parent: str) -> str:
     samples: dict[str, list[str]] = {}
     for number, text in of_workers.items():
         family = ""
-        for line in text.splitlines():
+        # Not `splitlines`: the other ends of lines that it knows may be in a label.
+        for line in text.split("\n"):
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
                 lines = families.setdefault(family, [])

@@ -21,6 +21,7 @@ from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import (
     ClusterError,
+    CorruptSegment,
     DamagedObject,
     ObjectNotFound,
     RemoteStorageError,
@@ -84,7 +85,10 @@ class ClusterStateWriter:
     async def _write(self) -> None:
         state = await read_cluster_state(self._cluster, self._is_archived, self._wall_clock_ms)
         self._tell_missing_rights(state)
-        document = await asyncio.to_thread(encode_state, state)
+        try:
+            document = await asyncio.to_thread(encode_state, state)
+        except (CorruptSegment, ValueError) as error:  # ValueError: a quota that is no number
+            raise ClusterError(f"the cluster's state cannot be kept: {error}") from None
         if len(document) > OBJECT_BYTES_MAX:
             raise ClusterError(
                 f"the cluster's state has {len(document)} bytes, more than {OBJECT_BYTES_MAX}"

@@ -103,6 +103,7 @@ class Journal:
     def __post_init__(self) -> None:
         self._gained: dict[TopicIdPartition, _Gained] = {}
         self._number = 0  # of the next object
+        self._builds = 0  # of objects, also of those that could not be written
         self._oldest = 0  # of the objects that are not deleted
         self._key: tuple[WrappedKey, Cipher] | None = None
         # Loop times (s): all records before it are stored; the mean over the partitions.
@@ -244,7 +245,8 @@ class Journal:
             None if key is None else key[0],
             (),
         )
-        parts = JournalParts(place, None if key is None else key[1])
+        self._builds += 1
+        parts = JournalParts(place, None if key is None else key[1], self._builds)
         return await asyncio.to_thread(_build, path, head, parts, gains)
 
     async def _known_cluster_id(self) -> str:

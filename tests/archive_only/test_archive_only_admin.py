@@ -17,6 +17,9 @@ from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdRespons
 from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import plant, versions
 
+from fetchproxy.cluster_state.document import encode_state
+from fetchproxy.cluster_state.state import AclState, ClusterState
+
 POLICY_VIOLATION, SECURITY_DISABLED, UNKNOWN = 44, 54, 3
 # Versions from which the response has room for the reason, and what else it repeats.
 REASON_SINCE = {ApiKey.CREATE_TOPICS: 1, ApiKey.DELETE_TOPICS: 5}
@@ -237,6 +240,24 @@ async def test_there_are_no_acls_quotas_reassignments_transactions_or_scram_user
     users = admin.DescribeUserScramCredentialsRequest(users=None)
     response = await client.ask(users, admin.DescribeUserScramCredentialsResponse, 0)
     assert (response.error_code, list(response.results)) == (0, [])
+
+
+async def test_rights_with_codes_that_no_broker_has_are_of_unknown_kinds() -> None:
+    """Whoever can write to the store may have written them."""
+    planted = await plant()
+    odd = ("300", "9" * 5_000, "\N{ARABIC-INDIC DIGIT THREE}", "-1")
+    acls = tuple(AclState(code, "orders", code, "User:a", "*", code, code) for code in odd)
+    state = encode_state(ClusterState("old", 1, acls=acls))
+    await planted.storage.objects.put_cluster_state("old", 1, state)
+    async with serve_archive(planted) as served:
+        client = await served.client()
+        for version in known(ApiKey.DESCRIBE_ACLS)[1:]:
+            request = admin.DescribeAclsRequest(**acl_filter())
+            response = await client.ask(request, admin.DescribeAclsResponse, version)
+            [one] = response.resources
+            assert (one.resource_type, one.pattern_type) == (0, 0)
+            assert {(acl.operation, acl.permission_type) for acl in one.acls} == {(0, 0)}
+            assert len(one.acls) == len(odd)
 
 
 async def test_nobody_produces_and_the_only_node_leads(client: Client) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+from memory_object_store import MemoryObjectStore
 from planted_archive import TP, PlantedArchive, batch
 from served_archive import Client, serve_archive
+from structlog.testing import capture_logs
 
+from fetchproxy.errors import StorageDenied
 from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.storage.stores.object_store import StoredObject
 
 
 async def until_it_names(client: Client, topic_id: UUID | None, partitions: int) -> None:
@@ -43,3 +48,27 @@ async def test_partitions_come_and_topics_are_deleted_and_made_again() -> None:
         again = TP._replace(topic_id=UUID(int=2))
         await planted.add([batch(0)], tp=again)
         await until_it_names(client, again.topic_id, 1)
+
+
+class WithoutStates(MemoryObjectStore):
+    """Its policy gives out everything but the states of the cluster."""
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        if "cluster-states" in prefix:
+            raise StorageDenied("cluster-states: status 403 AccessDenied")
+        async for stored in super().list(prefix, start_after):
+            yield stored
+
+
+async def test_an_archive_whose_states_are_denied_is_served_all_the_same() -> None:
+    planted = PlantedArchive(WithoutStates())
+    await planted.add([batch(0)])
+    with capture_logs() as lines:
+        async with serve_archive(planted) as served:
+            client = await served.client()
+            await until_it_names(client, TP.topic_id, 1)
+            await planted.add([batch(0)], tp=TP._replace(partition=1))
+            await until_it_names(client, TP.topic_id, 2)
+    events = [one["event"] for one in lines]
+    assert events.count("cluster_state_unreadable") == 1
+    assert "archive_unreachable" not in events

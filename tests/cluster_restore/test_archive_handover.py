@@ -250,7 +250,7 @@ def test_another_restore_that_was_faster_has_it() -> None:
 def journal(tmp_path: Path, start: int, end: int) -> Path:
     """One object with an entry of those offsets, the last one exclusive."""
     place = JournalPlace(ARCHIVER, 1)
-    body = b"".join(JournalParts(place, None).stored(TP, start, [b"batches"]))
+    body = b"".join(JournalParts(place, None, 1).stored(TP, start, [b"batches"]))
     entry = JournalEntry(TP, start, end, 3, (), ByteRange(0, len(body)))
     path = tmp_path / "journal"
     path.write_bytes(body + encode_table(JournalTable(place, "old", 1, None, (entry,))))

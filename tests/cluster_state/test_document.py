@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fetchproxy.cluster_state import document
-from fetchproxy.cluster_state.document import decode_state, encode_state, without_time
+from fetchproxy.cluster_state.document import (
+    decode_state,
+    decode_without_groups,
+    encode_state,
+    without_time,
+)
 from fetchproxy.cluster_state.state import (
     AclState,
     ClusterState,
@@ -29,6 +35,7 @@ from fetchproxy.cluster_state.state import (
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.segments.json_fields import NewerMetadataVersion
 
+TURN_MAX_S = 0.05
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 offsets = st.integers(0, 2**63 - 1)
 epochs = st.integers(-1, 2**31 - 1)
@@ -199,9 +206,34 @@ def test_damaged_bytes_are_read_or_refused_and_raise_nothing_else(noise: bytes, 
 def test_more_than_a_cluster_can_have_is_refused(
     monkeypatch: pytest.MonkeyPatch, limit: str, what: str
 ) -> None:
+    """Also when it is written: nobody could read it when it is needed."""
+    raw = encode_state(STATE)
     monkeypatch.setattr(document, limit, 0)
     with pytest.raises(CorruptSegment, match=what):
-        decode_state(encode_state(STATE), "key")
+        decode_state(raw, "key")
+    with pytest.raises(CorruptSegment, match=what):
+        encode_state(STATE)
+
+
+def test_a_group_that_two_coordinators_have_told_is_not_written() -> None:
+    with pytest.raises(CorruptSegment, match="groups names one of its entries twice"):
+        encode_state(replace(STATE, groups=STATE.groups * 2))
+
+
+@given(cluster_states())
+def test_all_but_the_groups_is_read_without_them(state: ClusterState) -> None:
+    raw = encode_state(state)
+    assert decode_without_groups(raw, "key") == replace(state, groups=())
+
+
+def test_a_state_without_its_groups_costs_nothing_for_them() -> None:
+    """They may be a million offsets, and an archive-only node reads a state each minute."""
+    offsets = tuple(OffsetOfGroup("orders", n, 5, 3) for n in range(300_000))
+    group = GroupWithOffsets("g", GroupKind.CLASSIC, offsets)
+    raw = encode_state(replace(STATE, groups=(group,)))
+    began_s = time.thread_time()
+    assert decode_without_groups(raw, "key") == replace(STATE, groups=())
+    assert time.thread_time() - began_s < TURN_MAX_S
 
 
 _WHOLE = {

@@ -1,7 +1,8 @@
-"""A hundred groups with 500 commits each are read in short turns of the loop."""
+"""What there is very much of in a cluster is read in short turns of the loop."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from kafka.protocol.admin import ListGroupsResponse
@@ -12,7 +13,7 @@ from scripted_broker import ScriptedBroker, encode, serving
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cluster_state.committed import GROUPS_PER_LOOK, read_groups
-from fetchproxy.cluster_state.missing_parts import MissingParts
+from fetchproxy.cluster_state.missing_parts import MissingParts, rights_in_words
 from fetchproxy.cluster_state.state import GroupKind
 from fetchproxy.config.schema import ClusterConfig
 
@@ -89,3 +90,26 @@ async def test_the_commits_of_a_hundred_groups_do_not_hold_the_loop() -> None:
     assert {len(group.offsets) for group in groups} == {TOPICS * PARTITIONS}
     assert {group.kind for group in groups} == {GroupKind.CLASSIC}
     assert longest[0] < TURN_MAX_S
+
+
+def test_very_many_missing_parts_are_noted_at_once() -> None:
+    """When a broker is away, the ends of all its topics are missing."""
+    parts, began_s = MissingParts(), time.thread_time()
+    for _ in range(2):
+        for number in range(3_000):
+            parts.add(f"the ends of topic-{number}-0", "its broker is away")
+    assert time.thread_time() - began_s < TURN_MAX_S
+    assert [part.what for part in parts.parts[:2]] == [
+        "the ends of topic-0-0", "the ends of topic-1-0",
+    ]  # fmt: skip
+    assert len(parts.parts) == 3_000
+
+
+def test_of_very_many_things_without_a_right_some_are_named() -> None:
+    parts = MissingParts()
+    for number in range(3_000):
+        parts.add(f"the ends of topic-{number}-0", "denied", "DESCRIBE on all topics")
+    assert rights_in_words(parts.parts) == (
+        "DESCRIBE on all topics (for the ends of topic-0-0, the ends of topic-1-0, "
+        "the ends of topic-2-0 and 2,997 more)"
+    )

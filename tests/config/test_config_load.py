@@ -243,6 +243,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "is not TOML: " in error_of(write(tmp_path, "[gateway\n"))
     (tmp_path / "latin.toml").write_bytes(b'x = "\xff"')
     assert "is not TOML" in error_of(tmp_path / "latin.toml")
+    for odd in ("[" * 50_000, "9" * 5_000):
+        assert "is not TOML" in error_of(write(tmp_path, f"x = {odd}"))
 
 
 @pytest.mark.parametrize("text", ["gateway.listen", "", "=x"])

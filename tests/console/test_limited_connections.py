@@ -209,3 +209,26 @@ async def test_an_answer_that_nobody_reads_is_not_waited_for(
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await reader.readexactly(100_000_000)
     writer.close()
+
+
+async def test_work_ends_with_its_client() -> None:
+    """Thousands may ask and go at once: nobody waits for what would be made for them."""
+    begun, ended = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+    async def never(query: PartitionQuery) -> Status:
+        begun.release()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.release()
+        raise AssertionError
+
+    config = ConsoleConfig(listen="127.0.0.1:0")
+    async with ConsoleServer(config, never, CollectorRegistry()) as console, asyncio.timeout(60):
+        for _ in range(3):
+            address = console.address
+            _, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(GET.replace(b"/healthz", b"/api/status"))
+            await begun.acquire()
+            writer.transport.abort()
+            await ended.acquire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -128,6 +129,18 @@ def test_a_change_leaves_the_old_sequence_alone(
             expected = ([i for i, peak in enumerate(peaks) if peak >= timestamp] or [len(plain)])[0]
             assert rows.index_at_or_after_timestamp(timestamp) == expected
     assert list(SegmentRows.of(TP, old)) == old
+
+
+def test_when_a_long_partition_was_archived_last_is_known_without_its_segments() -> None:
+    """A look asks it of each partition of a topic that was made again."""
+    assert SegmentRows.of(TP, []).archived_at_ms() == 0
+    times = [1_000 + (n * 7) % 9_973 for n in range(20_000)]
+    rows = SegmentRows.of(
+        TP, (segment(n, n, n, event_timestamp_ms=at) for n, at in enumerate(times))
+    ).replaced(0, 3)
+    began_s = time.thread_time()
+    assert rows.archived_at_ms() == max(times[3:])
+    assert time.thread_time() - began_s < 0.05
 
 
 def test_two_that_go_on_from_one_sequence_do_not_see_each_other() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from faulty_store import HANG
 from fetchproxy_command import COMMAND
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from planted_archive import PlantedArchive, batch
@@ -118,6 +120,35 @@ async def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"pip install '\.\[tracing\]'"):
         async with tracing(True):
             raise AssertionError
+
+
+class SilentCollector(InMemorySpanExporter):
+    """Takes spans, and says nothing until it `responds`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.responds = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.responds.wait()
+        return super().export(spans)
+
+
+async def test_a_collector_that_does_not_respond_holds_up_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fetchproxy.observability.tracing._FLUSH_MAX_S", 0.1)
+    collector = SilentCollector()
+    try:
+        async with asyncio.timeout(60):
+            async with tracing(True, collector):
+                for _ in range(2_000):
+                    with span("remote load"):
+                        pass
+        assert not collector.responds.is_set()
+        assert collector.get_finished_spans() == ()
+    finally:
+        collector.responds.set()
 
 
 class Collector:

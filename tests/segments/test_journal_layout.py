@@ -52,7 +52,7 @@ KEY = WrappedKey("k1", b"wrapped")
 def journal_object(bodies: list[bytes], cipher: Cipher | None) -> bytes:
     """An object with an entry for each body, of a partition each."""
     place = JournalPlace(ARCHIVER, 3)
-    parts, content, entries = JournalParts(place, cipher), b"", []
+    parts, content, entries = JournalParts(place, cipher, 1), b"", []
     for number, body in enumerate(bodies):
         tp = TopicIdPartition(UUID(int=1), "orders", number)
         split = [body[at : at + PART_BYTES_MAX] for at in range(0, len(body), PART_BYTES_MAX)]
@@ -161,6 +161,19 @@ def test_the_log_of_several_objects(case: str) -> None:
     made = [placed(a, b, epoch=epoch, number=n) for n, (a, b, epoch) in enumerate(entries)]
     assert offsets(log_of(made, end)) == expected
     assert offsets(log_of(reversed(made), end)) == expected
+
+
+@pytest.mark.parametrize(
+    ("archived_epoch", "expected"),
+    [(-1, [(0, 9)]), (2, [(0, 9)]), (3, [(4, 6)])],
+    ids=["not known", "of the same leader", "of a later leader"],
+)
+def test_what_an_unclean_election_has_cut_off_does_not_continue_the_archive(
+    archived_epoch: int, expected: list[tuple[int, int]]
+) -> None:
+    """The leader of epoch 2 had offsets up to 8. The next one had less, and wrote offset 4."""
+    made = [placed(0, 9, epoch=2), placed(4, 6, epoch=-1, archiver=OTHER)]
+    assert offsets(log_of(made, 5, archived_epoch)) == expected
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=12, unique=True), st.integers(0, 30))

@@ -19,10 +19,13 @@ from fetchproxy.workers.merging import (
     merged_status,
 )
 
+# Clients choose their names: with all that ends a line somewhere.
+LABEL = 'a{"} b\u2028c\u2028d\x85e\x1cf\x0cg\nh'
+
 
 def worker_registry(factor: int) -> CollectorRegistry:
     registry = CollectorRegistry()
-    Counter("bytes", "Bytes", ["direction"], registry=registry).labels('a{"} b').inc(10 * factor)
+    Counter("bytes", "Bytes", ["direction"], registry=registry).labels(LABEL).inc(10 * factor)
     Gauge("clients", "Clients now", registry=registry).set(factor)
     Histogram("waits", "Waits", registry=registry, buckets=(1, 2)).observe(1.5 * factor)
     return registry

@@ -30,6 +30,7 @@ from fetchproxy.errors import DamagedObject, ObjectNotFound, StorageUnavailable
 from fetchproxy.model import ByteRange, TopicIdPartition
 from fetchproxy.observability.health import Kind
 from fetchproxy.segments.journal import JournalEntry, JournalPlace, JournalTable, PlacedEntry
+from fetchproxy.segments.packing import NONCE_BYTES
 from fetchproxy.storage.archive_identity import ArchiveIdentity, HandedOver
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
@@ -313,6 +314,45 @@ async def test_what_a_store_did_not_take_is_written_later(mock_cluster: MockClus
         await until_safe(manager, 100)
         assert {e.next_offset for t in await tables_in(archive) for e in t.entries} == {100}
         assert health.reported(Kind.JOURNAL_NOT_WRITTEN) is None
+
+
+class SeenStore(RefusingStore):
+    """Keeps the nonce of the first part of each object that is sent, also of those that it refuses:
+    a store with versions has both.
+    """
+
+    refuses = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nonces: list[bytes] = []
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        if key.startswith("journals/"):
+            self.nonces.append(path.read_bytes()[4 : 4 + NONCE_BYTES])
+        await super().put_file(key, path, settled=settled)
+
+
+async def test_no_nonce_is_used_again_for_an_object_that_is_built_again(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    ring = tmp_path / "keys.json"
+    write_keys(ring, NO_KEYS.with_new("k1", bytes(range(32))), new=True)
+    store = SeenStore()
+    async with (
+        open_archive(store, AtRest(compress=False, keys=FileKeyRing(ring))) as archive,
+        running_archiver(mock_cluster.bootstrap, archive, TOPIC, **OPEN) as (manager, _),
+    ):
+        await asyncio.to_thread(produce, mock_cluster, 100)
+        await until_true(lambda: store.refusals > 2)
+        await asyncio.to_thread(produce, mock_cluster, 100)
+        before = store.refusals
+        await until_true(lambda: store.refusals > before + 1)
+        store.refuses = False
+        await until_safe(manager, 200)
+        assert {table.key.key_id for table in await tables_in(archive) if table.key} == {"k1"}
+    assert len(store.nonces) > store.refusals
+    assert len(set(store.nonces)) == len(store.nonces)
 
 
 class DamagingStore(MemoryObjectStore):

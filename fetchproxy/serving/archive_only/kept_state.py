@@ -10,9 +10,9 @@ from uuid import UUID
 
 import structlog
 
-from fetchproxy.cluster_state.document import decode_state
+from fetchproxy.cluster_state.document import decode_without_groups
 from fetchproxy.cluster_state.state import EPOCH_UNKNOWN, AclState, ClusterState, TopicState
-from fetchproxy.errors import CorruptSegment, ObjectNotFound
+from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
 from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
@@ -27,7 +27,8 @@ class KeptState:
 
     def __init__(self, objects: ArchiveObjects) -> None:
         self._objects = objects
-        self._key = ""
+        self._key = ""  # of the state that was read last
+        self._refusal = ""  # why the store gives out none
         self._topics: Mapping[UUID, TopicState] = {}
         self._epochs: Mapping[tuple[UUID, int], int] = {}
         self._of_all_brokers: frozenset[str] = frozenset()
@@ -35,15 +36,27 @@ class KeptState:
 
     async def refresh(self) -> None:
         """One listing, and one read if there is a newer state. One that cannot be read is logged
-        and left out. Raises RemoteStorageError.
+        and left out: the records are served without it. Raises RemoteStorageError in an outage.
         """
+        try:
+            await self._refresh()
+        except RemoteStorageError as error:
+            if error.retriable:
+                raise
+            if str(error) != self._refusal:
+                log.warning("cluster_state_unreadable", key=self._key, error=str(error))
+            self._refusal = str(error)
+        else:
+            self._refusal = ""
+
+    async def _refresh(self) -> None:
         states = await self._objects.list_cluster_states()
         if not states or states[-1].key == self._key:
             return
         newest = states[-1]
         try:
             raw = await self._objects.get_cluster_state(newest)
-            state = await asyncio.to_thread(decode_state, raw, newest.key)
+            state = await asyncio.to_thread(decode_without_groups, raw, newest.key)
         except ObjectNotFound:
             return  # a newer one has taken its place; the next look shows it
         except CorruptSegment as error:

@@ -26,6 +26,7 @@ NO_ACLS = "an archive has no ACLs; its users and what they may read are in archi
 _ANY, _MATCH = 1, 2
 _WILDCARD = "*"
 _UNKNOWN = 0
+_CODE_MAX, _CODE_DIGITS_MAX = 127, 3  # an int8
 _Is = Callable[[AclState], bool]
 
 
@@ -105,7 +106,8 @@ def _code(words: Any, name: str) -> int:
     """Kafka's number; a state has the numbers of words that this program does not know."""
     if name in words.__members__:
         return int(words[name].value)
-    return int(name) if name.isdecimal() else _UNKNOWN
+    is_code = name.isascii() and name.isdecimal() and len(name) <= _CODE_DIGITS_MAX
+    return int(name) if is_code and int(name) <= _CODE_MAX else _UNKNOWN
 
 
 APIS = (ServedApi(ApiKey.DESCRIBE_ACLS, 0, 3, _describe_acls),)
