@@ -45,6 +45,9 @@ TLS_BROKER_BYTES = 44 * KiB
 # round trip has nothing to fear.
 TLS_HANDSHAKE_BYTES = 48 * KiB
 TLS_HANDSHAKES_MAX = 1_000
+# What the largest request takes while archive-only mode works on it: the fields by name, what is
+# looked up, and the parts of the response (`tests/archive_only/test_large_requests_at_once.py`).
+LARGE_REQUEST_BYTES = 32 * MiB
 # What a batch may unpack to for a person who looks at its records in the console. Two of them are
 # in memory at most: the records, and what was read of the store.
 SHOWN_BATCH_BYTES_MAX = 16 * MiB
@@ -118,6 +121,8 @@ def memory_parts(config: Config) -> dict[str, int]:
     remote, archive = config.remote_fetch, config.archive
     if config.gateway.tls_certificate_file is not None:
         parts["tls handshakes"] = count * TLS_HANDSHAKES_MAX * TLS_HANDSHAKE_BYTES
+    if config.archive_only.enabled:
+        parts["a large request"] = count * LARGE_REQUEST_BYTES
     if config.console.show_records:
         parts["console.show_records"] = 2 * SHOWN_BATCH_BYTES_MAX
     if remote.disk_cache_dir is not None:

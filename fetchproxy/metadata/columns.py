@@ -148,6 +148,11 @@ class Columns:
         )
 
 
+# Of all partitions without a segment, which are most of an archive's where topics are many: columns
+# take more than a kilobyte before they have a row. Nothing is ever appended to these.
+_NO_ROWS = Columns.of((), EpochPool())
+
+
 class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     """Starts and ends both rise, ends strictly. Equal to any sequence of the same segments."""
 
@@ -172,7 +177,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     ) -> None:
         """Rows `first` up to but not including `end` of the columns."""
         self._tp = tp
-        self._columns = Columns.of((), EpochPool()) if columns is None else columns
+        self._columns = _NO_ROWS if columns is None else columns
         self._first = first
         self._end = len(self._columns) if end is None else end
         self._starts = self._columns.values["start_offset"]
@@ -336,6 +341,8 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     # --- changes: a new sequence ---
     def appended(self, segment: RemoteLogSegmentMetadata) -> SegmentRows:
+        if self._columns is _NO_ROWS:
+            return SegmentRows.of(self._tp, [segment])
         if self._end < len(self._columns):  # another sequence has appended to these columns
             return self.replaced(len(self), len(self), [segment])
         self._columns.append(segment)
@@ -346,6 +353,8 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     ) -> SegmentRows:
         """A sequence with `by` in place of segments `first` up to but not including `last`."""
         columns, at, end = self._columns, self._first + first, self._first + last
+        if columns is _NO_ROWS:
+            return SegmentRows.of(self._tp, by) if by else self
         if not by and last == len(self):
             return SegmentRows(self._tp, columns, self._first, at)
         if not by and first == 0 and 2 * end < len(columns):  # else removed rows would keep memory

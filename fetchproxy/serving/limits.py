@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from fetchproxy.config.memory_plan import TLS_HANDSHAKES_MAX
+from fetchproxy.config.memory_plan import LARGE_REQUEST_BYTES, TLS_HANDSHAKES_MAX
 from fetchproxy.config.schema import KiB, MiB
 
 T = TypeVar("T")
@@ -77,6 +77,12 @@ class ArchiveOnlyLimits(ServingLimits):
 
     # No client produces to this server, so requests are small: far below gateway.frame_bytes_max.
     request_bytes_max: int = 1 * MiB
+    # A large request waits for memory at most as long as clients wait for a response
+    # (request.timeout.ms).
+    large_request_max_wait_ms: int = 30_000
+    # Memory of large requests, besides half of gateway.connection_buffers_bytes_max. The memory
+    # plan counts with the default.
+    large_request_bytes: int = LARGE_REQUEST_BYTES
     # Committed offsets of all groups. Each commit writes the whole file.
     offsets_max: int = 100_000
     offset_metadata_bytes_max: int = 4 * KiB  # offset.metadata.max.bytes
@@ -105,12 +111,13 @@ class Holder(Protocol):
 
 class AccumulatedBytes:
     """Memory of all incomplete requests and responses. Above `bytes_max`, the holder of most bytes
-    gives up.
+    gives up. What was reserved counts, too, and gives way to nobody.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.total = 0
+        self.reserved = 0
         self._by_holder: dict[Holder, int] = {}
 
     def hold(self, holder: Holder, size: int) -> None:
@@ -118,6 +125,15 @@ class AccumulatedBytes:
         self.total += size - self._by_holder.pop(holder, 0)
         if size:
             self._by_holder[holder] = size
+        self._make_room()
+
+    def reserve(self, change: int) -> None:
+        """`change` more bytes (fewer, if below 0) are taken by work with a limit of its own."""
+        self.reserved += change
+        self.total += change
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self.total > self.bytes_max and self._by_holder:
             largest = max(self._by_holder, key=self._by_holder.__getitem__)
             self.total -= self._by_holder.pop(largest)

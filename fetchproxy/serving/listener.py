@@ -397,13 +397,12 @@ class Listener:
                         sizes.append((total_bytes, session))
                 if not number % SWEPT_AT_ONCE:
                     await asyncio.sleep(0)
-            total_bytes, kept_max = (
-                sum(total_bytes for total_bytes, _ in sizes),
-                self.config.connection_buffers_bytes_max,
-            )
+            reserved = self.accumulated.reserved
+            kept_max = self.config.connection_buffers_bytes_max
+            total_bytes = reserved + sum(total_bytes for total_bytes, _ in sizes)
             CONNECTION_BUFFERS_BYTES.set(total_bytes)
             self.accumulated.leave_to_others(total_bytes - self.accumulated.total, kept_max)
-            for session in to_close(sizes, kept_max):
+            for session in to_close(sizes, kept_max - reserved):
                 session.give_up()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Iterable
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from segment_values import TP, any_segments, segment
 
+from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.columns import SegmentRows
-from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata, SegmentRef
+from fetchproxy.metadata.store_backed import StoredPartition
+from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata, SegmentRef, TopicIdPartition
 
 
 @st.composite
@@ -180,3 +183,26 @@ def test_segments_of_one_leader_keep_its_epochs_once() -> None:
     rows = SegmentRows.of(TP, [segment(2 * n, n, n) for n in range(4)])
     assert len(rows._columns.pool.packed) == 1
     assert [s.segment_leader_epochs for s in rows] == [(EpochStart(0, n),) for n in range(4)]
+
+
+def test_sequences_that_begin_without_a_segment_have_nothing_in_common() -> None:
+    empty, other = SegmentRows(TP), SegmentRows(TP)
+    first, second = segment(1, 0, 4), segment(2, 5, 9)
+    assert list(empty.appended(first).appended(second)) == [first, second]
+    assert list(other.replaced(0, 0, [second])) == [second]
+    assert not list(empty)
+    assert not list(other.replaced(0, 0))
+    assert not list(SegmentRows(TP))
+
+
+def test_a_partition_without_a_segment_takes_about_a_kilobyte() -> None:
+    """An archive of many topics has tens of thousands; columns would take as much again."""
+    tps = [TopicIdPartition(TP.topic_id, "many", number) for number in range(1_000)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept = [(StoredPartition(table := PartitionTable(tp)), table.view(0.0)) for tp in tps]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / len(kept) < 1_200

@@ -108,6 +108,9 @@ class CommittedOffsets:
         keys = self._keys.get(group, {})
         return ((key, self._offsets[key]) for key in keys if key in self._offsets)
 
+    def count_of(self, group: str) -> int:
+        return len(self._keys.get(group, ()))
+
     def groups(self) -> Set[str]:
         return self._keys.keys()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +19,11 @@ from fetchproxy_protocol.messages import (
 )
 from fetchproxy_protocol.primitives import Buffer
 
+from fetchproxy.config.schema import KiB
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.cooperative import a_turn, in_steps
+from fetchproxy.runtime.fair_room import FairRoom, Place
 from fetchproxy.runtime.fairness import FairTurns
 from fetchproxy.serving.admission import Admission, ClientQuota
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
@@ -47,12 +50,16 @@ ELEMENTS_MAX_OF: Mapping[int, int] = {
 # Requests that name much, or ask for all, and are worked off at a time: each takes up to 20 MiB
 # while it is. They need nothing but CPU, so more at once would be no faster.
 LARGE_AT_ONCE = 2
+# Work that takes less needs no place.
+_WORK_BYTES_MIN = 64 * KiB
 READ_ONLY = "this node serves an archive, which cannot be written to"
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOnlyParts:
-    """`logins`: None if clients need not log in. `large`: turns of large requests."""
+    """`logins`: None if clients need not log in. `large`: turns of large requests that need only
+    CPU. `room`: memory of all large requests.
+    """
 
     limits: ArchiveOnlyLimits
     cluster_id: str
@@ -64,8 +71,19 @@ class ArchiveOnlyParts:
     logins: Logins | None
     admission: Admission
     skipped: SkippedOffsets
+    room: FairRoom
     clock: Callable[[], float]
     large: FairTurns = field(default_factory=lambda: FairTurns(LARGE_AT_ONCE, "large requests"))
+
+    @asynccontextmanager
+    async def place_for(self, request: Request, work_bytes: int) -> AsyncIterator[None]:
+        """Memory for a large request, or for a long response to a short one. Raises NoRoom."""
+        if request.place is not None or work_bytes <= _WORK_BYTES_MIN:
+            yield
+            return
+        wait_max_s = self.limits.large_request_max_wait_ms / 1000
+        async with self.room.place(request.client, work_bytes, wait_max_s) as request.place:
+            yield
 
 
 class Patience:
@@ -98,7 +116,8 @@ class Patience:
 class Request:
     """A whole request. `payload` has no size prefix, is read once, and is not kept during the wait
     for a response, which may take minutes. `host`, `port`: the address that clients dial.
-    `patience`: a request that waits for records does so within it.
+    `came_at`: loop time, s. `patience`: a request that waits for records does so within it.
+    `place`: of a large request.
     """
 
     head: RequestHead
@@ -110,6 +129,8 @@ class Request:
     host: str
     port: int
     patience: Patience
+    came_at: float
+    place: Place | None = None
 
     @property
     def client(self) -> Client:
@@ -134,6 +155,15 @@ class Request:
 
     def may_join(self, group_id: str) -> bool:
         return group_id in self.user.groups
+
+    async def idle(self, work: Awaitable[None]) -> None:
+        """Await `work`, which only waits: not to its end if others need the memory meanwhile."""
+        await (work if self.place is None else self.place.idle(work))
+
+    @property
+    def pressed(self) -> bool:
+        """Others wait for its memory, and it has waited: answer with what there is."""
+        return self.place is not None and self.place.pressed
 
     async def read(self, table: Structure | None = None) -> MessageFields:
         """Read by its API's schema, or by `table`, in steps. Raises WireError."""

@@ -19,6 +19,8 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.reading.segment_reader import READ_WAIT_MIN_S
+from fetchproxy.runtime.fair_room import FairRoom
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
 from fetchproxy.serving.archive_only.groups import GroupCoordinator, GroupMemory
@@ -78,6 +80,13 @@ async def open_archive_only(
                 logins=logins,
                 admission=admission_of(config, limits, listener.clock, purgatory.accounts),
                 skipped=SkippedOffsets(),
+                # The other half is for what arrives, waits and leaves.
+                room=FairRoom(
+                    limits.large_request_bytes,
+                    config.gateway.connection_buffers_bytes_max // 2,
+                    READ_WAIT_MIN_S,
+                    listener.accumulated.reserve,
+                ),
                 clock=listener.clock,
             )
             listener.consumer_paces = parts.admission.consumer_paces

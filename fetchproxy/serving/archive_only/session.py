@@ -23,6 +23,7 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
 )
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
+from fetchproxy.runtime.fair_room import NoRoom
 from fetchproxy.serving.admission import host_of
 from fetchproxy.serving.archive_only.handling import (
     ArchiveOnlyParts,
@@ -61,10 +62,10 @@ _OF_ALL = frozenset(
         *(ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS, ApiKey.OFFSET_FETCH),
     }
 )
-# What a request takes in memory while it is worked on, as a multiple of its bytes: a fetch keeps
-# its entries as bytes, others become fields by name. Shorter requests than `READ_AT_ONCE_BYTES_MAX`
-# do not count.
-_FETCH_WORK, _OTHER_WORK = 10, 24
+# What a request takes in memory while it is worked on, with its response, as a multiple of its
+# bytes: a partition of a fetch has few (16), and takes some 600. Shorter requests than
+# `READ_AT_ONCE_BYTES_MAX` do not count.
+_FETCH_WORK, _OTHER_WORK = 36, 30
 
 
 def _work_bytes(head: RequestHead, size_bytes: int) -> int:
@@ -72,6 +73,11 @@ def _work_bytes(head: RequestHead, size_bytes: int) -> int:
     if size_bytes <= READ_AT_ONCE_BYTES_MAX or is_members:
         return 0
     return size_bytes * (_FETCH_WORK if head.api_key == ApiKey.FETCH else _OTHER_WORK)
+
+
+def _response_bytes(pieces: Sequence[Buffer]) -> int:
+    """Without archived records, which `sending` counts: they are views of what was read."""
+    return sum(len(piece) for piece in pieces if isinstance(piece, bytes | bytearray))
 
 
 class _UserGone(Exception):
@@ -88,7 +94,7 @@ class ArchiveOnlySession(ClientSession):
         self._login_until = owner.clock() + _LOGIN_MAX_S
         self._ended = False  # close after the response under way
         self._patience = Patience()
-        self._work_bytes = 0  # of the request in progress, see `_works_on`
+        self._held_bytes = 0  # see `_holds`
         self.muted = True  # until a task group can serve it
         largest = parts.limits.request_bytes_max
         self.requests = WholeRequests(
@@ -132,8 +138,7 @@ class ArchiveOnlySession(ClientSession):
             request = self._request(payload)
             del payload
             pieces = await self._in_turn(request)
-            is_cached = request.head.api_key == ApiKey.FETCH  # `sending` counts records
-            self._works_on(0 if is_cached else sum(map(len, pieces)))
+            self._holds(_response_bytes(pieces))
             with self.share.sending(pieces) as pieces:
                 await self.write_as_taken(pieces)
             del request, pieces
@@ -142,10 +147,12 @@ class ArchiveOnlySession(ClientSession):
             self.close_late(
                 "request_refused", kind=refusal.api, version=refusal.version, hint=refusal.hint
             )
+        except NoRoom:
+            self._give_up_waiting()
         except _UserGone as gone:
             self.close("user_changed", user=str(gone))
         finally:
-            self._works_on(0)
+            self._holds(0)
             self.share.to_store()
             self.has_received = True
         await self.share.pay()
@@ -154,39 +161,50 @@ class ArchiveOnlySession(ClientSession):
 
     async def _in_turn(self, request: Request) -> Sequence[Buffer]:
         """Requests that name much, or ask for all, are worked off a few at a time: side by side
-        they would all be in memory, and each would be late. Raises as `_respond`.
+        they would all be in memory, and each would be late. Those that need only CPU take turns;
+        all that name much wait for memory. Raises NoRoom, and as `_respond`.
         """
-        key, size_bytes = request.head.api_key, len(request.payload)
-        work_bytes = _work_bytes(request.head, size_bytes)
-        may_wait = key in _MAY_WAIT or not self.logged_in
-        if may_wait or not (work_bytes or key in _OF_ALL):
-            self._works_on(work_bytes)
-            return await self._respond(request)
-        self._works_on(size_bytes)
+        key, work_bytes = request.head.api_key, _work_bytes(request.head, len(request.payload))
+        takes_turn = key not in _MAY_WAIT and self.logged_in and (work_bytes or key in _OF_ALL)
+        if not takes_turn:
+            return await self._in_room(request, work_bytes)
+        self._holds(len(request.payload))
         async with self._parts.large.turn(request.client):
-            self._works_on(work_bytes)
+            return await self._in_room(request, work_bytes)
+
+    async def _in_room(self, request: Request, work_bytes: int) -> Sequence[Buffer]:
+        if not work_bytes:
+            return await self._respond(request)
+        self._holds(len(request.payload))
+        async with self._parts.place_for(request, work_bytes):
+            self._holds(0)  # from now on the place counts for it
             return await self._respond(request)
 
-    def _works_on(self, size_bytes: int) -> None:
-        """The request in progress, or its response, takes this much memory. If all together take
-        too much, the connection that takes most is closed. One alone always fits.
+    def _give_up_waiting(self) -> None:
+        LIMITS_REACHED.labels("connection_buffers_bytes_max").inc()
+        waited_s = self._parts.limits.large_request_max_wait_ms / 1000
+        self.close("connection_buffers_bytes_max", waited_s=waited_s)
+
+    def _holds(self, size_bytes: int) -> None:
+        """The request that waits, or its response, takes this much memory. If all together take too
+        much, the connection that takes most is closed. One alone always fits.
         """
         size_bytes = min(size_bytes, self._owner.accumulated.bytes_max // 2)
-        if size_bytes != self._work_bytes:
-            self._work_bytes = size_bytes
+        if size_bytes != self._held_bytes:
+            self._held_bytes = size_bytes
             self.accumulates(self.requests.kept_bytes)
 
     def accumulates(self, size: int) -> None:
-        super().accumulates(size + self._counted_work)
+        super().accumulates(size + self._counted_bytes)
 
     @property
     def kept_bytes(self) -> int:
-        return super().kept_bytes + self._counted_work
+        return super().kept_bytes + self._counted_bytes
 
     @property
-    def _counted_work(self) -> int:
+    def _counted_bytes(self) -> int:
         """Who gives up is about to free it, and must not cost another one its place."""
-        return 0 if self.closing else self._work_bytes
+        return 0 if self.closing else self._held_bytes
 
     def _request(self, payload: bytes) -> Request:
         """Raises WireError."""
@@ -201,6 +219,7 @@ class ArchiveOnlySession(ClientSession):
             self._host,
             self._port,
             self._patience,
+            self._parts.clock(),
         )
 
     async def _respond(self, request: Request) -> Sequence[Buffer]:

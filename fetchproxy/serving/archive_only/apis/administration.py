@@ -41,6 +41,8 @@ _SECURITY_DISABLED = {"error_code": ErrorCode.SECURITY_DISABLED, "error_message"
 _TOPIC, _BROKER = 2, 4  # ConfigResource.Type
 # The name of the one log dir. The store's URL is not shown to clients.
 _LOG_DIR = "archive"
+# Bytes that one partition takes while a response with it is made.
+_LOG_DIR_WORK = 800
 
 
 def _each(
@@ -184,6 +186,11 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
         topic = by_name.get(name) if request.may_read(name) else None
         topic_tps = (topic.partition(number) for number in numbers) if topic is not None else ()
         tps += [tp for tp in topic_tps if tp is not None]
+    async with parts.place_for(request, _LOG_DIR_WORK * len(tps)):
+        return await request.respond({"results": [await _log_dir(parts, tps)]})
+
+
+async def _log_dir(parts: ArchiveOnlyParts, tps: Sequence[TopicIdPartition]) -> dict[str, Any]:
     topics: dict[str, list[MessageFields]] = {}
     views = await parts.archive.views(tps)
     async for tp, view in cooperative(views.items()):
@@ -193,7 +200,7 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
     log_dir_topics = [
         {"name": name, "partitions": partitions} for name, partitions in topics.items()
     ]
-    return await request.respond({"results": [{"log_dir": _LOG_DIR, "topics": log_dir_topics}]})
+    return {"log_dir": _LOG_DIR, "topics": log_dir_topics}
 
 
 def _size_bytes(view: PartitionView) -> int:

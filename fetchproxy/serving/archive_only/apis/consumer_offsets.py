@@ -22,6 +22,8 @@ from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, 
 
 log = structlog.get_logger(__name__)
 _MANY_GROUPS_FROM = 8
+# Bytes that one commit takes while a response with it is made.
+_COMMIT_WORK = 300
 _ALL_TOPICS_FROM = 2
 _ERROR_OF_GROUP_FROM = 2  # before: for each partition
 
@@ -114,15 +116,25 @@ async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
         topics = fields["topics"] if request.version >= _ALL_TOPICS_FROM else fields["topics"] or []
         if request.may_join(fields["group_id"]):
             request.names_group(fields["group_id"])
-        return await request.respond(await _fetch(parts, request, fields["group_id"], topics))
+        async with parts.place_for(request, _work_bytes(parts, {fields["group_id"]: topics})):
+            return await request.respond(await _fetch(parts, request, fields["group_id"], topics))
     topics_of = {element["group_id"]: element["topics"] for element in elements(fields["groups"])}
     if len(topics_of) == 1 and request.may_join(group_id := next(iter(topics_of))):
         request.names_group(group_id)
-    groups = [
-        {"group_id": group_id} | await _fetch(parts, request, group_id, topics)
-        for group_id, topics in topics_of.items()
-    ]
-    return await request.respond({"groups": groups})
+    async with parts.place_for(request, _work_bytes(parts, topics_of)):
+        groups = [
+            {"group_id": group_id} | await _fetch(parts, request, group_id, topics)
+            for group_id, topics in topics_of.items()
+        ]
+        return await request.respond({"groups": groups})
+
+
+def _work_bytes(
+    parts: ArchiveOnlyParts, topics_of: Mapping[str, Sequence[MessageFields] | None]
+) -> int:
+    """A short request may ask for all that groups have committed."""
+    groups = (group for group, topics in topics_of.items() if topics is None)
+    return _COMMIT_WORK * sum(map(parts.offsets.count_of, groups))
 
 
 async def _fetch(

@@ -134,7 +134,8 @@ class _Fetch:
         """
         clock, share, archive = self._parts.clock, self._request.share, self._parts.archive
         begun_at = clock()
-        deadline = begun_at + max(self._fetch.max_wait_ms, 0) / 1000
+        # The client's wait has begun when its request came, which may have waited for memory.
+        deadline = self._request.came_at + max(self._fetch.max_wait_ms, 0) / 1000
         read_deadline = max(deadline, begun_at + READ_WAIT_MIN_S)
         await share.enter(self._reads().requested_bytes(self._fetch.partitions), deadline)
         while True:
@@ -147,20 +148,22 @@ class _Fetch:
             for piece in _pieces_in_turn(reads, clock()):
                 # One partition's error does not wait while the store is slow with another one.
                 await self._read_archive(piece, clock() if self._errors else read_deadline)
-                if self._records or clock() >= read_deadline:
+                if self._records or clock() >= read_deadline or self._request.pressed:
                     break
             if not self._records and set(self._errors.values()) == {ErrorCode.INVALID_RECORD}:
                 # The response says only that offsets are lost. It waits for the client's deadline,
                 # as some clients retry at once.
                 share.to_store()
                 await asyncio.sleep(deadline - clock())
-            if self._errors or self._records or clock() >= deadline:
+            if self._errors or self._records or clock() >= deadline or self._request.pressed:
                 return
             if self._at_end:
                 tps = (self.tps[key] for key in self._at_end)
                 archive.watch_ends(tp for tp in tps if tp is not None)
             share.to_store()
-            await archive.wait_for_look(deadline)
+            await self._request.idle(archive.wait_for_look(deadline))
+            if self._request.pressed:
+                return
 
     async def _judge_by_memory(self) -> None:
         """Find topics that are unknown or forbidden, and partitions that are read to their end."""
@@ -183,7 +186,7 @@ class _Fetch:
         if not under_way.ready:
             self._request.share.to_store()
         try:
-            await under_way.completed.wait()
+            await self._request.idle(_is_set(under_way.completed))
         except asyncio.CancelledError:
             under_way.cancel(client_gone=True)
             raise
@@ -236,6 +239,10 @@ class _Fetch:
         if result is None:
             return PartitionResponse(key, marks)
         return PartitionResponse(key, marks, 0, result.records, result.aborted, result.skipped)
+
+
+async def _is_set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 def _name(ref: TopicRef) -> str:
