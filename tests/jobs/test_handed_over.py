@@ -49,7 +49,7 @@ JOBS: dict[str, Opened] = {
 }
 
 
-def own(folder: Path, identity: ArchiveIdentity) -> None:
+def set_identity(folder: Path, identity: ArchiveIdentity) -> None:
     (folder / PREFIX / LAYOUT_OBJECT).write_bytes(encode_identity(identity))
 
 
@@ -66,12 +66,12 @@ async def test_a_job_does_not_go_on_when_another_cluster_has_the_archive(
     job: str, tmp_path: Path
 ) -> None:
     await filled(tmp_path)
-    own(tmp_path, OLD)
+    set_identity(tmp_path, OLD)
     config = config_of(tmp_path, archive__spool_dir=str(tmp_path / "spool"))
     async with JOBS[job](config) as opened:
         storage = storage_of(opened)
         await storage.rsm.delete_log_segment_data(SEGMENT)  # while it is the owner's
-        own(tmp_path, NEW)
+        set_identity(tmp_path, NEW)
         for write in (
             storage.objects.put_segment_metadata(SEGMENT, b""),
             storage.rsm.delete_log_segment_data(SEGMENT),
@@ -84,11 +84,11 @@ async def test_a_job_does_not_go_on_when_another_cluster_has_the_archive(
 
 async def test_keys_are_not_rewrapped_then(tmp_path: Path) -> None:
     archive = await filled(tmp_path)
-    own(tmp_path, OLD)
+    set_identity(tmp_path, OLD)
     packing = archive.storage.rsm.object_key(archive.segments[0], SegmentFile.PACKING)
     (tmp_path / packing).write_bytes(b"not looked at")
     async with stored_archive(config_of(tmp_path), writes=True) as (storage, _):
-        own(tmp_path, NEW)
+        set_identity(tmp_path, NEW)
         await asyncio.sleep(LOOK_AGE_MAX_S * 1.01)
         with pytest.raises(ArchiveMismatch, match="changed hands"):
             await rewrap_archive(storage)
@@ -99,13 +99,13 @@ async def test_a_mirror_that_has_become_the_archive_is_left_alone(tmp_path: Path
     source, target = tmp_path / "a", tmp_path / "b"
     await filled(source)
     await filled(target)
-    own(source, OLD)
+    set_identity(source, OLD)
     places = Places(config_of(source, archive__spool_dir=str(tmp_path / "spool")), url_of(target))
-    own(target, ArchiveIdentity(None, "old", MIRROR))
+    set_identity(target, ArchiveIdentity(None, "old", MIRROR))
     work = mirror_work(places, MirrorOptions())
     async with work.opened() as opened:
         await work.do(opened, TP, lambda done, total: None)
-        own(target, NEW)
+        set_identity(target, NEW)
         with pytest.raises(ArchiveMismatch, match="--to is not a mirror any more"):
             await work.do(opened, TP, lambda done, total: None)
         with pytest.raises(ArchiveMismatch, match="--to is not a mirror any more"):
