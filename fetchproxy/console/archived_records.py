@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fetchproxy_protocol.apis import WireError
@@ -26,6 +27,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.runtime.cooperative import a_turn
+from fetchproxy.runtime.waits import in_thread
 
 RECORDS_MAX = 100
 RECORDS_DEFAULT = 20
@@ -236,8 +238,9 @@ class ArchivedRecords:
         )
         try:
             await fetch.completed.wait()
-        finally:
-            fetch.cancel()
+        except asyncio.CancelledError:
+            fetch.cancel(client_gone=True)
+            raise
         result = fetch.results().get(tp)
         if result is None:
             raise TimeoutError(f"the store has not given the records within {_READ_MAX_S:g} s")
@@ -295,8 +298,8 @@ class _Page:
         """Why the batch cannot be shown, or None."""
         stored_bytes = piece[header.records_at : header.position + header.size]
         try:
-            unpacked = await asyncio.to_thread(
-                decompress, header.compression, stored_bytes, SHOWN_BATCH_BYTES_MAX
+            unpacked = await in_thread(
+                partial(decompress, header.compression, stored_bytes, SHOWN_BATCH_BYTES_MAX)
             )
             for number, record in enumerate(records_in(unpacked, header, self.next_offset)):
                 if number % RECORDS_A_TURN == 0:

@@ -201,6 +201,16 @@ def is_of_this_machine(request: web.Request) -> bool:
     return is_loopback(request.remote or "") and not is_forwarded
 
 
+@web.middleware
+async def changes_are_whole(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """A page ends with its caller. What changes something does not: a drill begins in all workers
+    or in none.
+    """
+    if request.method in ("GET", "HEAD"):
+        return await handler(request)
+    return await asyncio.shield(handler(request))
+
+
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
     """For aiohttp's `on_response_prepare`, so that errors and refusals also get the headers."""
     response.headers.update(SECURITY_HEADERS)
@@ -291,7 +301,11 @@ class HttpConsole(ABC):
         self._config, self._listen = config, config.listen
         self._server: asyncio.Server | None = None
         self.token = token_of(config)
-        guards = [host_guard(self._names), token_guard(lambda: self.token)]
+        guards = [
+            changes_are_whole,
+            host_guard(self._names),
+            token_guard(lambda: self.token),
+        ]
         self._app = app = web.Application(middlewares=guards)
         app.on_response_prepare.append(add_security_headers)
         app.router.add_get("/healthz", self._healthz)

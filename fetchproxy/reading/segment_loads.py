@@ -36,6 +36,7 @@ from fetchproxy.reading.segment_reader import (
     NeedView,
 )
 from fetchproxy.runtime.cooperative import LoopSteps, at_once, in_steps
+from fetchproxy.runtime.waits import in_thread
 from fetchproxy.segments.aborted_index import AbortedIndex
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, SegmentLayout
@@ -176,7 +177,7 @@ class SegmentLoads:
         """
         raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN, size_bytes)
         async with self._long_list:
-            index = await asyncio.to_thread(AbortedIndex, raw)
+            index = await in_thread(partial(AbortedIndex, raw))
         self._keep_aborted(need, index)
 
     def _more_for(self, need: Need, error: DamagedObject) -> MoreBytesNeeded | None:
@@ -212,10 +213,10 @@ class SegmentLoads:
             if (more := self._more_for(need, error)) is not None:
                 raise more from None
             async with self._long_index:
-                return await asyncio.to_thread(parse, await fetch(bytes_max))
+                return await in_thread(partial(parse, await fetch(bytes_max)))
         if len(raw) <= INDEX_INLINE_BYTES_MAX:
             return parse(raw)
-        return await asyncio.to_thread(parse, raw)
+        return await in_thread(partial(parse, raw))
 
     async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
         size = need.byte_range.length
@@ -270,7 +271,7 @@ class SegmentLoads:
             crc_known,
         )
         if len(content) > CHECK_INLINE_BYTES_MAX:
-            chunk = await asyncio.to_thread(at_once, steps)
+            chunk = await in_thread(partial(at_once, steps))
         else:
             await self._steps.begin()
             chunk = await in_steps(steps, self._steps.go_on)

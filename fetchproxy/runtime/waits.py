@@ -1,4 +1,4 @@
-"""Waits for the first of several coroutines."""
+"""Waits for the first of several coroutines, and for a thread."""
 
 from __future__ import annotations
 
@@ -27,6 +27,19 @@ async def first_of(waits: Sequence[Coroutine[None, None, object]], timeout_s: fl
                 task.cancel()
         else:
             await asyncio.sleep(timeout_s)
+
+
+async def in_thread(work: Callable[[], V]) -> V:
+    """The result of `work` in a thread. A caller that is cancelled waits for the thread: what it
+    has reserved counts until the work is done (docs/adr/0085).
+    """
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        running.exception()  # nobody else asks for it
+        raise
 
 
 async def first_success(

@@ -38,6 +38,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import KEYS_WAITING
 from fetchproxy.runtime.fairness import FairTurns
 from fetchproxy.runtime.single_flight import SingleFlight
+from fetchproxy.runtime.waits import in_thread
 from fetchproxy.segments.contents import file_crc
 from fetchproxy.segments.object_keys import SegmentFile, segment_key
 from fetchproxy.segments.packing import (
@@ -319,8 +320,8 @@ class PackedLogs:
         if len(stored_bytes) > blocks.length:
             raise DamagedObject(f"{key}: goes on behind its last block")
         try:
-            return await asyncio.to_thread(
-                unpacked, packing, opened_log.cipher, stored_bytes, in_log
+            return await in_thread(
+                partial(unpacked, packing, opened_log.cipher, stored_bytes, in_log)
             )
         except CorruptSegment as error:
             raise DamagedObject(f"{key}: {error}") from None
