@@ -67,7 +67,7 @@ _EARLIER_MAX = 4
 
 @dataclass(slots=True)
 class _Gained:
-    """How far a partition is in the journal. `first`: the first object with records of this segment.
+    """How far a partition is in the journal. `first`: the first object with records of its segment.
     `earlier`: of segments before it, if the archive may not have all of their records: their first
     object, and how far they are in the journal. `left_at`: since when (loop s) nobody here leads
     the partition.
