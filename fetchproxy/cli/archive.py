@@ -120,7 +120,7 @@ def _print_plan(plan: job.ArchivePlan) -> None:
         table.add_row(str(p.tp), end, *map(str, numbers))
     terminal().print(table)
     for topic, reason in plan.refused.items():
-        typer.echo(f"refused: {topic}: {reason}")
+        typer.echo(f"refused: {topic}: {safe_one_line(reason)}")
     for failure in plan.failed:
         typer.echo(f"failed: {safe_one_line(str(failure))}", err=True)
     if plan.failed:

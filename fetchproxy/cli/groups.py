@@ -28,7 +28,7 @@ from fetchproxy.cli.console_client import (
     print_rows,
 )
 from fetchproxy.cli.jobs import count
-from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
+from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, safe_one_line, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import LogOffsets, TopicIdPartition
@@ -229,7 +229,7 @@ def import_(context: typer.Context, file: OffsetsFile) -> None:
     committed_count, faults = run_to_end(_import(config, offsets))
     typer.echo(f"offsets of {count(committed_count, 'group')} committed")
     for fault in faults:
-        typer.echo(fault, err=True)
+        typer.echo(safe_one_line(fault), err=True)
     if faults:
         raise typer.Exit(EXIT_FAULTS)
 

@@ -16,7 +16,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 from fetchproxy.cli.console_client import terminal
-from fetchproxy.cli.running import EXIT_FAULTS, EXIT_USER_ERROR
+from fetchproxy.cli.running import EXIT_FAULTS, EXIT_USER_ERROR, safe_one_line
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, read_entry
 from fetchproxy.storage.index_files import OFFSET_ENTRY, OFFSET_INDEX, TIME_ENTRY, TIME_INDEX
@@ -69,7 +69,7 @@ def show(file: File, limit: Limit = None, as_json: AsJson = False) -> None:
     else:
         _print_table(rows)
     for error in damage:
-        typer.echo(f"fetchproxy: {file}: {error}", err=True)
+        typer.echo(f"fetchproxy: {file}: {safe_one_line(str(error))}", err=True)
         raise typer.Exit(EXIT_FAULTS)
 
 

@@ -206,13 +206,14 @@ async def _count_journals(storage: RemoteStorage, report: RewrapReport) -> None:
 
 def _say(report: RewrapReport, dry_run: bool) -> None:
     for fault in report.faults:
-        typer.echo(f"not opened: {fault}")
+        typer.echo(f"not opened: {safe_one_line(fault)}")
     for key_id, segments in sorted(report.keys.items()):
-        typer.echo(f"{'has' if dry_run else 'had'} {count(segments, 'data key')}: {key_id}")
+        verb = "has" if dry_run else "had"
+        typer.echo(f"{verb} {count(segments, 'data key')}: {safe_one_line(key_id)}")
     for key_id, objects in sorted(report.journals.items()):
         typer.echo(
             f"has {count(objects, 'object')} of the journal, which the archiver deletes by itself: "
-            f"{key_id}"
+            f"{safe_one_line(key_id)}"
         )
     verb = "to be re-encrypted" if dry_run else "encrypted anew"
     typer.echo(f"{verb}: {count(report.rewrapped, 'data key')}")
@@ -234,7 +235,8 @@ def _say_copy(copy: CopyReport) -> None:
         typer.echo(f"not opened in the copy at {safe_one_line(copy.url)}: {safe_one_line(fault)}")
     for key_id, segments in sorted(copy.report.keys.items()):
         typer.echo(
-            f"the copy at {safe_one_line(copy.url)} has {count(segments, 'data key')}: {key_id}"
+            f"the copy at {safe_one_line(copy.url)} has {count(segments, 'data key')}: "
+            f"{safe_one_line(key_id)}"
         )
 
 

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
-from fetchproxy.cli.running import EXIT_USER_ERROR, users_errors
+from fetchproxy.cli.running import EXIT_USER_ERROR, safe_one_line, users_errors
 from fetchproxy.cli.verify import print_fault
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -101,7 +101,8 @@ def mirror(
     )
     _print_mirrored(outcome)
     if outcome.refused is not None:
-        typer.echo(f"fetchproxy: the archive stays at --from: {outcome.refused}", err=True)
+        why = safe_one_line(outcome.refused)
+        typer.echo(f"fetchproxy: the archive stays at --from: {why}", err=True)
     end_job(outcome.failures, faults=outcome.has_faults)
     if outcome.refused is not None:
         raise typer.Exit(EXIT_USER_ERROR)

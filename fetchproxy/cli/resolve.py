@@ -10,7 +10,7 @@ from fetchproxy.archive import managed_archive, wall_clock_ms
 from fetchproxy.auditing.resolve import LogChoice, ResolutionPlan
 from fetchproxy.auditing.resolve import resolve as resolve_partition
 from fetchproxy.cli import options
-from fetchproxy.cli.running import run_to_end, users_errors
+from fetchproxy.cli.running import run_to_end, safe_one_line, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.leader_views import LeaderLog
@@ -68,7 +68,7 @@ def resolve(
     plan = run_to_end(_resolve(config, partition, choices[0], dry_run))
     typer.echo(f"{partition}: {'would be' if dry_run else 'was'} resolved by --{choices[0].value}")
     for sentence in plan.in_words:
-        typer.echo(f"  {sentence}")
+        typer.echo(f"  {safe_one_line(sentence)}")
 
 
 async def _resolve(

@@ -37,6 +37,7 @@ _ACLS_AT_ONCE = 500
 _TOPICS_AT_ONCE = 500
 _TOPIC_RESOURCE = 2  # of IncrementalAlterConfigs
 _SET, _DELETE = 0, 1
+_CODE_MAX, _CODE_DIGITS_MAX = 127, 3  # an int8
 
 
 async def create_acls(cluster: Cluster, acls: Sequence[AclState]) -> list[str]:
@@ -144,7 +145,11 @@ async def _alter_configs(request: Any, connection: BrokerConnection) -> Any:
 
 
 def _code(codes: Mapping[str, int], name: str) -> int:
-    return codes[name] if name in codes else int(name) if name.isdigit() else 0
+    """A state has the numbers of words that it did not know; 0: unknown."""
+    if name in codes:
+        return codes[name]
+    is_code = name.isascii() and name.isdigit() and len(name) <= _CODE_DIGITS_MAX
+    return int(name) if is_code and int(name) <= _CODE_MAX else 0
 
 
 def _reason(result: Any) -> str:

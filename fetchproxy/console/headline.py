@@ -124,6 +124,9 @@ _WORDS: Mapping[str, _Words] = {
     Kind.CLUSTER_STATE_INCOMPLETE: _Words(
         "The archived state of the cluster is incomplete: rights are missing", _NOTHING
     ),
+    Kind.CLUSTER_STATE_OLD: _Words(
+        "The archived state of the cluster is old", "A restored cluster would get old offsets."
+    ),
     Kind.LOCAL_RETENTION_REFUSED: _Words("Local retention does not apply to {who}", _NOTHING),
     Kind.COMPACTED_COPY_LATE: _Words(
         "A compacted log was not copied in time: {who}",

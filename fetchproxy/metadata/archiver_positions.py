@@ -213,6 +213,8 @@ class ArchiverPositions:
         self._stored: dict[str, _ReadPositions] = {}
         self._read_at = float("-inf")  # the last time that the store answered
         self._failing = False
+        # Objects of silent archivers whose partitions no other has, at the last look.
+        self._left_alone: frozenset[str] = frozenset()
         self._reads = FreshReads[None, None](self._read)
 
     async def __aenter__(self) -> Self:
@@ -281,7 +283,8 @@ class ArchiverPositions:
         return min(positions, default=None)
 
     def recovery_points(self) -> Iterator[RecoveryPoint]:
-        """Of the archivers in other processes that are alive, with a journal. Never blocks.
+        """Of the archivers in other processes with a journal that are alive, or have partitions
+        that nobody has taken over. Never blocks.
 
         An age goes on from the first look that saw it: the archiver wrote it up to
         `POSITIONS_LOOK_INTERVAL_S` before.
@@ -289,7 +292,9 @@ class ArchiverPositions:
         now, own_key = self._clock(), self._own_key()
         for key, one in self._stored.items():
             point = one.recovery_point
-            if point is None or key == own_key or one.seen_at <= now - SILENT_MAX_S:
+            if point is None or key == own_key:
+                continue
+            if one.seen_at <= now - SILENT_MAX_S and key not in self._left_alone:
                 continue
             since_ms = round(1000 * (now - one.seen_at))
             yield replace(point, age_ms=None if point.age_ms is None else point.age_ms + since_ms)
@@ -361,6 +366,7 @@ class ArchiverPositions:
             for key, one in silent_positions.items()
             if (partitions_left := len(one.positions.keys() - accumulated_keys))
         ]
+        self._left_alone = frozenset(one.subject for one in silent)
         ARCHIVERS_HEARD.set(len(alive_positions))
         ARCHIVERS_SILENT.set(len(silent))
         self._health.keep(Kind.ARCHIVER_SILENT, silent)

@@ -345,6 +345,13 @@ class Kind(StrEnum):
         "restore the cluster from the archive, set `archive.cluster_state_interval_ms = 0`",
         about="",
     )
+    CLUSTER_STATE_OLD = _error(
+        "cluster_state_old",
+        "the state of the cluster in the archive is not written any more: a cluster that is "
+        "restored from it gets old offsets of groups, and lacks what was made since",
+        "repair what the message names; the archiver tries again by itself",
+        about="",
+    )
     # About this process's own archiver only.
     JOURNAL_NOT_WRITTEN = _error(
         "journal_not_written",

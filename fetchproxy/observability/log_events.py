@@ -658,7 +658,8 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "cluster_state_not_written",
             "the brokers or the store did not respond, so the state of the cluster in the archive "
             "is older than `archive.cluster_state_interval_ms`",
-            "none: it is retried; a longer outage is a condition",
+            "none: it is retried; if it fails again and again, that is the condition "
+            "`cluster_state_old`",
         ),
         _warning(
             "cluster_state_unreadable",

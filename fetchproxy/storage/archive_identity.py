@@ -60,6 +60,7 @@ _GENERATION, _CLUSTER, _MANAGER = "generation", "cluster-id", "metadata-manager"
 _MOVED_TO, _MOVED_AT, _MOVED_MANAGER = "moved-to", "moved-at-ms", "moved-manager"
 _HANDED_FROM, _HANDED_AT = "handed-over-from", "handed-over-at-ms"
 MIRROR, _MOVED = "mirror", "moved"
+_EPOCH_MS_DIGITS_MAX = 18
 LISTING_CHECK = "listing-check"
 
 
@@ -172,16 +173,22 @@ def parse_identity(content: bytes) -> ArchiveIdentity:
     manager, handed = fields.get(_MANAGER), _handed_over(fields)
     if manager != _MOVED:
         return ArchiveIdentity(generation, fields.get(_CLUSTER), manager, handed_over=handed)
-    to, at_ms = fields.get(_MOVED_TO, ""), fields.get(_MOVED_AT, "")
-    if not to or not at_ms.isdecimal():
+    to, at_ms = fields.get(_MOVED_TO, ""), _epoch_ms(fields.get(_MOVED_AT, ""))
+    if not to or at_ms is None:
         raise RemoteStorageError(f"{LAYOUT_OBJECT}: it does not say where the archive has moved to")
-    moved = Moved(to, int(at_ms), fields.get(_MOVED_MANAGER))
+    moved = Moved(to, at_ms, fields.get(_MOVED_MANAGER))
     return ArchiveIdentity(generation, fields.get(_CLUSTER), None, moved, handed)
 
 
 def _handed_over(fields: Mapping[str, str]) -> HandedOver | None:
-    at_ms = fields.get(_HANDED_AT, "")
-    return HandedOver(fields.get(_HANDED_FROM, ""), int(at_ms)) if at_ms.isdecimal() else None
+    at_ms = _epoch_ms(fields.get(_HANDED_AT, ""))
+    return None if at_ms is None else HandedOver(fields.get(_HANDED_FROM, ""), at_ms)
+
+
+def _epoch_ms(text: str) -> int | None:
+    """None: it is no time. Python refuses to read numbers of thousands of digits."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _EPOCH_MS_DIGITS_MAX
+    return int(text) if is_number else None
 
 
 async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | None:

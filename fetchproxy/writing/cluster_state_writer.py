@@ -33,6 +33,9 @@ from fetchproxy.writing.published_conditions import PublishedConditions
 
 log = structlog.get_logger(__name__)
 
+# Brokers restart, and elect leaders, within a few minutes.
+_FAILURES_MAX = 5
+
 
 class ClusterStateWriter:
     """One per archiver. `is_archived`: whether the batches of a topic are archived."""
@@ -58,20 +61,22 @@ class ClusterStateWriter:
 
     async def run(self, leads: Callable[[], bool]) -> None:
         """Until cancelled. `leads`: whether this archiver does it now."""
-        failing = False
+        conditions, failures = self._published_conditions, 0
         while self._interval_ms:
             await asyncio.sleep(self._interval_ms / 1000)
             if not leads():
-                self._published_conditions.forget(None, Kind.CLUSTER_STATE_INCOMPLETE)
+                conditions.forget(None, Kind.CLUSTER_STATE_INCOMPLETE, Kind.CLUSTER_STATE_OLD)
+                failures = 0
                 continue
             try:
                 await self._write()
-                failing = False
+                failures = 0
+                conditions.release(Kind.CLUSTER_STATE_OLD, None)
             except (ClusterError, RemoteStorageError) as error:
-                if not failing:  # once per outage
-                    log.warning("cluster_state_not_written", error=str(error))
-                failing = True
-        self._published_conditions.release(Kind.CLUSTER_STATE_INCOMPLETE, None)
+                failures += 1
+                self._tell_failure(error, failures)
+        for kind in (Kind.CLUSTER_STATE_INCOMPLETE, Kind.CLUSTER_STATE_OLD):
+            conditions.release(kind, None)
 
     async def write_once(self) -> None:
         """For a pass that ends: a failure is logged, and the next pass writes the state."""
@@ -128,6 +133,16 @@ class ClusterStateWriter:
                 await self._objects.delete_cluster_state(one)
         except RemoteStorageError as error:  # such as an archiver without the right to delete
             log.warning("cluster_states_not_removed", error=str(error))
+
+    def _tell_failure(self, error: Exception, failures: int) -> None:
+        """`failures`: one after the other, so far."""
+        if failures == 1:
+            log.warning("cluster_state_not_written", error=str(error))
+        if failures >= _FAILURES_MAX:
+            what = (
+                f"the state of the cluster was not written, {_FAILURES_MAX} times or more: {error}"
+            )
+            self._published_conditions.hold(Kind.CLUSTER_STATE_OLD, None, what)
 
     def _tell_missing_rights(self, state: ClusterState) -> None:
         kind, rights = Kind.CLUSTER_STATE_INCOMPLETE, rights_in_words(state.missing)

@@ -61,18 +61,38 @@ _PACE_WRITES = 8
 # What was gained of a partition that this archiver does not lead any more is kept until the archive
 # has it. If that never happens (the topic is deleted), it is kept for this long (s).
 _KEPT_MAX_S = 3600.0
+# Segments of one partition that are not finished: two, unless turns fail again and again.
+_EARLIER_MAX = 4
 
 
 @dataclass(slots=True)
 class _Gained:
-    """How far a partition is in the journal. `first`: the first object that may have records that
-    are in no finished segment. `left_at`: since when (loop s) nobody here leads the partition.
+    """How far a partition is in the journal. `first`: the first object with records of its segment.
+    `earlier`: of segments before it, if the archive may not have all of their records: their first
+    object, and how far they are in the journal. `left_at`: since when (loop s) nobody here leads
+    the partition.
     """
 
     writer: SegmentWriter
     written: Written
     first: int
+    earlier: tuple[tuple[int, int], ...] = ()
     left_at: float | None = None
+
+    @property
+    def needed_from(self) -> int:
+        """The first object that may have records that are in no finished segment."""
+        return min([self.first, *(first for first, _ in self.earlier)])
+
+    def followed_by(self, gain: _Gain, number: int) -> _Gained:
+        """After `gain` was written into the object `number`."""
+        if gain.writer is self.writer:
+            return _Gained(gain.writer, gain.after, self.first, self.earlier)
+        earlier = (*self.earlier, (self.first, self.written.position))
+        if len(earlier) > _EARLIER_MAX:
+            firsts, ends = zip(*earlier, strict=True)
+            earlier = ((min(firsts), max(ends)),)
+        return _Gained(gain.writer, gain.after, number, earlier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +292,11 @@ class Journal:
     def _note(self, gains: list[_Gain]) -> None:
         for gain in gains:
             gained = self._gained.get(gain.tp)
-            first = self._number if gained is None else gained.first
-            self._gained[gain.tp] = _Gained(gain.writer, gain.after, first)
+            self._gained[gain.tp] = (
+                _Gained(gain.writer, gain.after, self._number)
+                if gained is None
+                else gained.followed_by(gain, self._number)
+            )
         self._number += 1
 
     # --- cut ---
@@ -283,21 +306,26 @@ class Journal:
         for tp, gained in list(self._gained.items()):
             if self._is_covered(tp, gained, now):
                 del self._gained[tp]
-        needed_from = min((one.first for one in self._gained.values()), default=self._number)
+        needed_from = min((one.needed_from for one in self._gained.values()), default=self._number)
         for number in range(self._oldest, min(needed_from, self._oldest + _DELETES_PER_WRITE_MAX)):
             await self.objects.delete_journal(self.archiver, number)
             self._oldest = number + 1
 
     def _is_covered(self, tp: TopicIdPartition, gained: _Gained, now: float) -> bool:
-        """Whether finished segments have all that was gained, or nobody will ever ask for it."""
+        """Whether finished segments have all that was gained, or nobody will ever ask for it. Drops
+        those of `earlier` whose records they have: while records come, there is always a segment
+        that is not finished.
+        """
         partition = self.partitions().get(tp)
         end = None
         if partition is not None:
             end = partition.archiver.archive_end
             if end is None and partition.view is not None:
                 end = partition.view.log_end_offset
-        if end is not None and end >= gained.written.position:
-            return True
+        if end is not None:
+            gained.earlier = tuple(one for one in gained.earlier if one[1] > end)
+            if end >= gained.written.position:
+                return True
         if partition is not None and partition.leads:
             gained.left_at = None
         elif gained.left_at is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from click.testing import Result
@@ -16,7 +17,9 @@ from fetchproxy.cli.main import app
 from fetchproxy.config.load import load_config
 from fetchproxy.errors import ConfigError, StorageUnavailable
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
+from fetchproxy.segments.journal import JournalPlace, JournalTable, encode_table
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.packing import WrappedKey
 from fetchproxy.storage.key_rings import FileKeyRing, read_keys, write_keys
 from fetchproxy.storage.packed_logs import AtRest, LogSegmentData
 from fetchproxy.storage.remote_storage import RemoteStorage
@@ -128,6 +131,24 @@ def test_what_cannot_be_opened_is_named_and_the_rest_is_done(operator: Operator)
     assert f"{lost!r}" in outcome.output
     assert "encrypted anew: 1 data key" in outcome.output
     assert operator.reads(1) == LOG
+
+
+def test_a_forged_key_id_does_no_harm_to_a_terminal(operator: Operator) -> None:
+    operator.types("generate", str(operator.ring))
+    operator.archives(0)
+    place = JournalPlace(UUID(int=7), 0)
+    key = WrappedKey("\x1b]0;owned\x07\r\u202eclean", b"wrapped")
+    journal = operator.spooled.with_name("journal")
+    journal.write_bytes(encode_table(JournalTable(place, "cluster", 1, key, ())))
+
+    async def forge() -> None:
+        async with operator.storage() as storage:
+            await storage.objects.put_journal(*place, journal)
+
+    asyncio.run(forge())
+    done = operator.rewraps("--dry-run")
+    assert "]0;owned" in done.output
+    assert not set("\x1b\x07\r\u202e") & set(done.output)
 
 
 def test_a_run_that_ends_at_any_write_is_gone_on_with(operator: Operator) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from archive_harness import Archive, archived_up_to, open_archive, running_archiver, until_true
 from confluent_kafka import Consumer, Producer, TopicPartition
+from memory_object_store import MemoryObjectStore
 from secured_clients import USERS, as_user
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
@@ -24,10 +25,11 @@ from fetchproxy.cluster_state.reading import read_cluster_state
 from fetchproxy.cluster_state.state import ClusterState
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import ArchiveConfig
+from fetchproxy.errors import StorageDenied
 from fetchproxy.observability.health import Kind
 from fetchproxy.segments.object_keys import cluster_state_key
 from fetchproxy.storage.archive_objects import ClusterStateObject
-from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore
 from fetchproxy.writing.cluster_state_writer import ClusterStateWriter
 from fetchproxy.writing.published_conditions import PublishedConditions, read_published_conditions
 from lab.secured_kafka import SecuredKafka
@@ -71,11 +73,14 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    bootstrap: str, folder: Path, login: dict[str, object] | None = None, **settings: Any
+    bootstrap: str,
+    place: Path | ObjectStore,
+    login: dict[str, object] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Scene]:
     values: dict[str, Any] = {"cluster.bootstrap": bootstrap, **(login or {})}
     config = load_config(None, {}, [Setting(k, str(v), "test") for k, v in values.items()])
-    async with open_archive(folder) as archive, Cluster(config.cluster) as cluster:
+    async with open_archive(place) as archive, Cluster(config.cluster) as cluster:
         yield Scene(archive, cluster, **settings)
 
 
@@ -217,6 +222,34 @@ async def test_an_outage_is_logged_once_and_the_old_state_stays(
             running.cancel()
         assert [line["event"] for line in logs].count("cluster_state_not_written") == 1
         assert await here.states() == []
+
+
+class RefusingStore(MemoryObjectStore):
+    """Takes no state while `refuses`."""
+
+    refuses = True
+
+    async def put_new(self, key: str, content: bytes) -> bool:
+        if self.refuses and "cluster-states" in key:
+            raise StorageDenied(f"put {key}: status 403")
+        return await super().put_new(key, content)
+
+
+@pytest.mark.remedy("cluster_state_old")
+async def test_a_state_that_is_not_written_again_and_again_is_a_condition(
+    kafka: SecuredKafka,
+) -> None:
+    store, kind = RefusingStore(), Kind.CLUSTER_STATE_OLD
+    async with scene(kafka.bootstrap, store, cluster_state_interval_ms=1) as here:
+        running = asyncio.ensure_future(here.writer.run(lambda: True))
+        await until_true(lambda: here.conditions.health.reported(kind) is not None)
+        condition = here.conditions.health.reported(kind)
+        assert condition is not None
+        assert "status 403" in condition.what
+        store.refuses = False
+        await until_true(lambda: here.conditions.health.reported(kind) is None)
+        assert len(await here.states()) == 1
+        running.cancel()
 
 
 def show(folder: Path, *options: str) -> Any:

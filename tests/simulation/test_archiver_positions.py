@@ -415,6 +415,27 @@ def test_a_recovery_point_is_that_of_all_other_archivers_and_grows_older() -> No
     run_virtual(scene)
 
 
+def test_what_a_dead_archiver_had_is_at_risk_until_another_has_it() -> None:
+    async def scene() -> None:
+        world = World()
+        world.points = {1: RecoveryPoint(500, 10), 2: RecoveryPoint(700, 5)}
+        async with watched(world) as positions, world.archiver({T1: 1}, number=2):
+            async with world.archiver({T0: 1}) as task:
+                await world.kill(task)
+            await asyncio.sleep(3 * SILENT_MAX_S)
+            both = of_all_archivers(positions.recovery_points())
+            assert both is not None
+            assert (both.age_ms or 0) >= 3_000 * SILENT_MAX_S - 1_000 * POSITIONS_LOOK_INTERVAL_S
+            assert both.records == 15
+            async with world.archiver({T0: 1}, number=3):
+                await asyncio.sleep(2 * POSITIONS_LOOK_INTERVAL_S)
+                left = of_all_archivers(positions.recovery_points())
+                assert left is not None
+                assert left.records == 5
+
+    run_virtual(scene)
+
+
 @pytest.mark.parametrize(
     ("points", "expected"),
     [

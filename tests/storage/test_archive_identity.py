@@ -67,6 +67,16 @@ def test_what_cannot_be_read_is_no_archive_of_ours(content: bytes) -> None:
         parse_identity(content)
 
 
+@pytest.mark.parametrize("odd", ["9" * 5_000, "\N{ARABIC-INDIC DIGIT THREE}", "-1", "1e3", ""])
+def test_a_time_that_is_none_is_that_objects_fault(odd: str) -> None:
+    """Whoever can write to the store ends no process by it."""
+    moved = f"metadata-manager moved\nmoved-to gs://a\nmoved-at-ms {odd}\n"
+    with pytest.raises(RemoteStorageError, match="does not say where"):
+        parse_identity(layout_text() + moved.encode())
+    handed = f"cluster-id new\nhanded-over-from old\nhanded-over-at-ms {odd}\n"
+    assert parse_identity(layout_text() + handed.encode()) == ArchiveIdentity(cluster_id="new")
+
+
 def test_only_what_is_missing_is_completed() -> None:
     partial_identity = ArchiveIdentity(None, "cluster-2", None)
     assert partial_identity.completed(OWN_IDENTITY) == ArchiveIdentity(

@@ -281,6 +281,31 @@ async def test_objects_go_when_segments_have_their_records(
             assert point.age_ms is not None
 
 
+async def test_while_records_come_it_is_cut_behind_finished_segments(
+    mock_cluster: MockCluster, tmp_path: Path
+) -> None:
+    """Each partition always has records that are in no finished segment."""
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(
+            mock_cluster.bootstrap, archive, TOPIC, **OPEN, segment_bytes_max=10_000
+        ) as (manager, _),
+    ):
+        for end in range(100, 1_000, 100):
+            await asyncio.to_thread(produce, mock_cluster, 100)
+            await until_safe(manager, end)
+        ends = {status.tp: status.archive_end or 0 for status in manager.status()}
+        assert all(600 < end < 900 for end in ends.values())
+
+        async def begins_with_what_is_needed() -> bool:
+            first = min(await tables_in(archive), key=lambda table: table.place.number)
+            return any(entry.next_offset > ends[entry.tp] for entry in first.entries)
+
+        async with asyncio.timeout(60):
+            while not await begins_with_what_is_needed():  # noqa: ASYNC110 - no events
+                await asyncio.sleep(0.02)
+
+
 class RefusingStore(MemoryObjectStore):
     """Takes no journal while `refuses`."""
 
