@@ -32,9 +32,10 @@ class LikeS3(MemoryObjectStore):
             name = key.rpartition("/")[2]
             self.requests[method, name[name.rfind(".") :] if "." in name else name] += 1
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes) -> str:
         self.note("put", key)
         await super().put(key, content)
+        return md5(content, usedforsecurity=False).hexdigest()
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         self.note("get", key)
@@ -66,7 +67,6 @@ def test_a_beginning_takes_one_look() -> None:
         twice = {name.removeprefix("/") for name in WRITTEN_TWICE}
         assert store.requests == {
             ("list", ""): PARTITIONS,
-            ("get", ".metadata"): PARTITIONS,
             **{("put", name): PARTITIONS for name in once},
             **{("put", name): 2 * PARTITIONS for name in twice},
         }

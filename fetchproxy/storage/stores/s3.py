@@ -206,9 +206,9 @@ class S3ObjectStore(ObjectStore):
         await self._opened()
         return self
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes) -> str | None:
         check_key(key)
-        await self._written(key, lambda writer: writer.put(key, content))
+        return await self._written(key, lambda writer: writer.put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
         """Uses If-None-Match, or a read before the put if the server does not support that."""
