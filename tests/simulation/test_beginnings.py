@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from hashlib import md5
 from pathlib import Path
+from typing import Any
 
 import pytest
 from archiving_world import BATCH_BYTES, BATCH_OFFSETS, World, run_world
@@ -22,6 +23,7 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, StoredObjec
 from fetchproxy.writing import archive_pass
 from fetchproxy.writing.archive_pass import PARTITIONS_FAILED_IN_A_ROW_MAX as FIRST
 from fetchproxy.writing.archive_pass import SHORT_A_WORKER
+from fetchproxy.writing.sources.fetched_batches import CHECKED_INLINE_BYTES_MAX
 
 PARTITIONS = PARTITIONS_ALONE_MAX + 1
 
@@ -123,6 +125,27 @@ def test_partitions_with_few_offsets_are_many_at_once(monkeypatch: pytest.Monkey
         assert calls[:2] == [FIRST, FIRST], "one question for many"
 
     run_world(main, partitions=partitions, store=store)
+
+
+def test_few_batches_are_checked_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_threads: list[str] = []
+    in_thread = asyncio.to_thread
+
+    async def noted(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        in_threads.append(work.__name__)
+        return await in_thread(work, *args, **more)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+
+    async def main(world: World) -> None:
+        for batches, checks in ((2, 0), (CHECKED_INLINE_BYTES_MAX // BATCH_BYTES + 1, 1)):
+            in_threads.clear()
+            world.write(0, batches)
+            assert await world.once() == []
+            assert in_threads.count("_check_batches") == checks
+            assert "_append_file" in in_threads
+
+    run_world(main, batches=100)
 
 
 def test_of_two_passes_that_begin_at_once_each_record_is_archived_once() -> None:
