@@ -20,6 +20,7 @@ from benchmarks.frame import child
 from benchmarks.goals import ARCHIVE_BEGINNINGS
 from benchmarks.report import Row, goal_rows, ratios, row
 from fetchproxy.storage.remote_storage_manager import OBJECTS_AT_ONCE
+from fetchproxy.writing.archive_pass import SHORT_A_WORKER
 from lab.errors import PartFailed
 from lab.kafka import KafkaServer
 from lab.s3 import S3Server
@@ -29,6 +30,7 @@ TOPIC = "benchmark-beginnings"
 WRITTEN_TWICE = (".metadata", "/finished-offsets")
 _OBJECTS_A_PARTITION = 5  # of these, `.index`, `.epochs` and `.log` are written once
 _RECORD_BYTES = 100
+PUT_AT_ONCE = AT_ONCE * SHORT_A_WORKER * OBJECTS_AT_ONCE
 _SENT_MAX_S = 300.0
 
 
@@ -72,7 +74,7 @@ def measure(
         beginnings.archiving.append(took["seconds"])
         beginnings.archiver_cpu.append(took["cpu_seconds"])
         file.write_text(json.dumps(_puts(s3, bucket, prefix, partitions)))
-        bare_arguments = (s3.endpoint_url, bucket, str(AT_ONCE * OBJECTS_AT_ONCE), str(file))
+        bare_arguments = (s3.endpoint_url, bucket, str(PUT_AT_ONCE), str(file))
         took = child("benchmarks.bare_puts", *bare_arguments, environment=s3.environment)
         beginnings.bare.append(took["seconds"])
         beginnings.bare_cpu.append(took["cpu_seconds"])

@@ -19,7 +19,7 @@ const COEFFICIENTS = {
   "part_bytes": 8388608,
   "multipart_writes": 2,
   "segment_listings_store": 2,
-  "segment_reads_store": 2,
+  "segment_reads_store": 0,
   "deletion_writes": 2,
   "deletion_reads_store": 1,
   "deletion_deletes": 8,

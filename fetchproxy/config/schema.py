@@ -75,7 +75,9 @@ class ArchiveConfig(Section):
     an offset that an archiver has read but not copied yet, and then skip it.
     """
     workers_max: int = Field(4, ge=1)
-    """How many partitions are archived at once."""
+    """How many partitions are archived at once. With `--once`, of those with at most 1,000 records
+    to copy, four times as many.
+    """
     # At most the age at which objects without metadata are deleted
     # (`WritingLimits.orphan_age_min_ms`): an upload whose response was lost may go on for this
     # long, and its object must not be deleted meanwhile.

@@ -129,8 +129,13 @@ class StoredPartition:
     gaps: tuple[_Offsets, ...] | None = None
     awaited: tuple[int, ...] = ()
 
-    def put(self, key: str, metadata: RemoteLogSegmentMetadata, now: float) -> None:
+    def put(
+        self, key: str, metadata: RemoteLogSegmentMetadata, now: float, version: str | None
+    ) -> None:
+        """`version`: of the object, if the store has named it. It is not read back then."""
         self.table.take(metadata)
+        if version is not None:
+            self.objects[key] = (version, metadata)
         self.put_at = now
         self.puts[key] = (now, metadata)
 
@@ -621,9 +626,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         put = None
         if metadata.state is not _GONE:
             put = self._objects.put_segment_metadata(metadata, encode_segment(metadata))
-        await self._put_and_announce(metadata, put)
+        version = await self._put_and_announce(metadata, put)
         now = asyncio.get_running_loop().time()
-        partition.put(self._objects.segment_metadata_key(metadata), metadata, now)
+        partition.put(self._objects.segment_metadata_key(metadata), metadata, now, version)
         cached = self._views.cached(tp)
         if cached is not None:
             self._views.replace(tp, partition.view(cached.read_at))
@@ -633,24 +638,26 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _put_and_announce(
         self,
         event: RemoteLogSegmentMetadata | LogStartOffset,
-        put: Awaitable[None] | None,
-    ) -> None:
-        """`put`: writes the event, if there is anything to write. One that failed may have
-        happened, so that is announced, too.
+        put: Awaitable[str | None] | None,
+    ) -> str | None:
+        """`put`: writes the event, if there is anything to write, and returns the object's version.
+        One that failed may have happened, so that is announced, too.
         """
+        version = None
         tp = event.topic_id_partition
         must_announce = must_be_announced(self._partition(tp).table, event, self._ends_limits)
         if must_announce:
             self.doubt(tp)
         try:
             if put is not None:
-                await put
+                version = await put
         except RemoteStorageError:
             if must_announce:
                 await self._objects.put_past_changed(tp)
             raise
         if must_announce:
             await self._objects.put_past_changed(tp)
+        return version
 
     async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
         fresh = await self.refresh(tp, float("-inf"))

@@ -35,7 +35,7 @@ class Coefficients:
     part_bytes: int = 8 * 1024 * 1024
     multipart_writes: int = 2
     segment_listings_store: int = 2
-    segment_reads_store: int = 2
+    segment_reads_store: int = 0  # the response to a write names the object's version
     # Its end, by retention: the log start and `.metadata` are written, the archiver reads it again
     # (store), and each object that it may have goes.
     deletion_writes: int = 2

@@ -210,10 +210,12 @@ class ArchiveObjects:
         return keys.segment_key(self._prefix, *id_and_start, SegmentFile.METADATA)
 
     @measured
-    async def put_segment_metadata(self, segment: AnySegment, content: bytes) -> None:
-        """This makes a segment visible, or hides it: the archive's owner is read just before."""
+    async def put_segment_metadata(self, segment: AnySegment, content: bytes) -> str | None:
+        """This makes a segment visible, or hides it: the archive's owner is read just before.
+        Returns the object's version, see `ObjectStore.put`.
+        """
         await self._identity.check_to_put(AT_ONCE_S)
-        await self._store.put(self.segment_metadata_key(segment), content)
+        return await self._store.put(self.segment_metadata_key(segment), content)
 
     @measured
     async def get_segment_metadata(self, key: str) -> bytes:

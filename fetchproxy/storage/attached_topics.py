@@ -92,8 +92,8 @@ class AttachedObjectStore(ObjectStore):
             stack.pop_all()  # `close` closes them
         return self
 
-    async def put(self, key: str, content: bytes) -> None:
-        await self._writable(key).put(key, content)
+    async def put(self, key: str, content: bytes) -> str | None:
+        return await self._writable(key).put(key, content)
 
     async def put_new(self, key: str, content: bytes) -> bool:
         return await self._writable(key).put_new(key, content)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -78,7 +79,7 @@ def noise(size_bytes: int, seed: int = 0) -> bytes:
     return Random(seed).randbytes(size_bytes)
 
 
-async def cancel_after_turns(work: asyncio.Task[None], turns: int, turn_s: float) -> None:
+async def cancel_after_turns(work: asyncio.Task[Any], turns: int, turn_s: float) -> None:
     """Let `work` run for `turns` turns of the event loop, then cancel it."""
     for _ in range(turns):
         await asyncio.sleep(turn_s)
@@ -176,6 +177,12 @@ class ObjectStoreContract:
             successes = await asyncio.gather(*(store.put_new(f"k/{number}", c) for c in contents))
             assert successes.count(True) == 1
             assert await store.get(f"k/{number}") == contents[successes.index(True)]
+
+    async def test_a_version_that_a_put_names_is_the_listed_one(self, store: ObjectStore) -> None:
+        for content in (b"", b"x" * 10, b"y" * 10):
+            version = await store.put("v", content)
+            [stored] = [one async for one in store.list("v")]
+            assert version in (None, stored.version)
 
     async def test_the_version_stays_with_the_content(self, store: ObjectStore) -> None:
         await store.put("k", b"same")

@@ -32,7 +32,7 @@ from fetchproxy.storage.watched_store import WatchedObjectStore
 
 # Of one segment: the index, the epochs and a small log, in one round trip.
 OBJECTS_AT_ONCE = 3
-_Put = Callable[[], Awaitable[None]]
+_Put = Callable[[], Awaitable[object]]
 
 
 async def _call(put: _Put) -> None:

@@ -74,8 +74,8 @@ class WatchedObjectStore(WrappedObjectStore):
             WRITTEN_MAX, NAME_WRITTEN_EACH_S, lambda: asyncio.get_running_loop().time()
         )
 
-    async def put(self, key: str, content: bytes) -> None:
-        await self._write(key, lambda: self.inner.put(key, content))
+    async def put(self, key: str, content: bytes) -> str | None:
+        return await self._write(key, lambda: self.inner.put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
         """If a try may have succeeded without a response, an object with this content is its

@@ -29,7 +29,7 @@ from fetchproxy.errors import (
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.health import Kind, Offsets
-from fetchproxy.runtime.cooperative import cooperative, for_each
+from fetchproxy.runtime.cooperative import cooperative, for_each, pieces
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.writing.compacted_log import CompactedLog
 from fetchproxy.writing.compaction import is_compacted
@@ -48,6 +48,12 @@ PAUSES = Backoff(1_000, 30_000, 0.2)
 # If so many partitions fail one after the other for such a reason, store or brokers are away: the
 # others are not asked, because each would wait for its time-outs.
 PARTITIONS_FAILED_IN_A_ROW_MAX = 20
+# A partition with so few offsets to copy takes round trips, and hardly processor, disk or line. So
+# one worker has several of them at once, and each takes its share of the worker's memory.
+SHORT_OFFSETS_MAX = 1_000
+SHORT_A_WORKER = 4
+# Partitions whose log offsets are read together.
+LOOKED_AT_ONCE = 500
 _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _DENIED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -171,7 +177,7 @@ class ArchivePass(ArchiverParts):
         not_archived: list[NotArchived] = []
         for number in range(1, self.tries_max + 1):
             this = _Round()
-            await for_each(tps, partial(self._try, spool, this), self.config.workers_max)
+            await self._try_each(tps, spool, this)
             if this.crashes:
                 raise ExceptionGroup("partitions crashed", this.crashes)
             not_archived += [one for one in this.partitions if not one.may_succeed_again]
@@ -190,7 +196,38 @@ class ArchivePass(ArchiverParts):
             await asyncio.sleep(pause_s)
         return not_archived
 
-    async def _try(self, spool: Spool, this: _Round, tp: TopicIdPartition) -> None:
+    async def _try_each(self, tps: list[TopicIdPartition], spool: Spool, this: _Round) -> None:
+        """Those with few records first, many at once: what they take are round trips. Not so many
+        at first: store or brokers may be away.
+        """
+        at_once, longer = self.config.workers_max, list[TopicIdPartition]()
+        first, others = tps[:PARTITIONS_FAILED_IN_A_ROW_MAX], tps[PARTITIONS_FAILED_IN_A_ROW_MAX:]
+        for piece in (first, *pieces(others, LOOKED_AT_ONCE)):
+            short = await self._short(piece) if this.away is None else {}
+            await for_each(short, partial(self._try, spool, this, short), at_once)
+            at_once = SHORT_A_WORKER * self.config.workers_max
+            longer += [tp for tp in piece if tp not in short]
+        await for_each(longer, partial(self._try, spool, this, {}), self.config.workers_max)
+
+    async def _short(self, tps: list[TopicIdPartition]) -> dict[TopicIdPartition, LogOffsets]:
+        """Those with few offsets, and their log offsets, by three requests to each leader."""
+        began_at = asyncio.get_running_loop().time()
+        log_offsets = await self.cluster.fetch_log_offsets(tps, not_older_than=began_at)
+        return {
+            tp: one
+            for tp, one in log_offsets.items()
+            if not isinstance(one, ClusterError)
+            and one.last_stable_offset - one.log_start_offset <= SHORT_OFFSETS_MAX
+            and not self._is_compacted(tp)
+        }
+
+    async def _try(
+        self,
+        spool: Spool,
+        this: _Round,
+        short: Mapping[TopicIdPartition, LogOffsets],
+        tp: TopicIdPartition,
+    ) -> None:
         if this.away is not None:
             cause = f"not tried, because others failed before: {this.away.cause}"
             this.partitions.append(replace(this.away, tp=tp, offsets=None, cause=cause))
@@ -198,7 +235,7 @@ class ArchivePass(ArchiverParts):
         lost: list[Offsets] = []
         not_archived: list[NotArchived] = []
         try:
-            not_archived = await self._archive(tp, spool, lost)
+            not_archived = await self._archive(tp, spool, lost, short.get(tp))
         except (FetchProxyError, OSError) as error:
             not_archived = [self._failure(tp, error)]
         except Exception as error:  # one partition's defect must not end the others
@@ -239,16 +276,20 @@ class ArchivePass(ArchiverParts):
         return None if archiver is None else archiver.position
 
     async def _archive(
-        self, tp: TopicIdPartition, spool: Spool, lost: list[Offsets]
+        self,
+        tp: TopicIdPartition,
+        spool: Spool,
+        lost: list[Offsets],
+        short: LogOffsets | None,
     ) -> list[NotArchived]:
         """Archive up to the last stable offset of the beginning, or until no more is available;
         returns what an open transaction keeps from the archive. `lost` gets what was lost before it
-        could be copied.
+        could be copied. `short`: the offsets of a log with few, which is archived beside many.
 
         Then delete what retention has passed. Segments hidden now lose their objects in a later
         pass.
         """
-        log_offsets = await self.cluster.log_offsets(tp)
+        log_offsets = short or await self.cluster.log_offsets(tp)
         log_start = self.log_starts.get(tp, log_offsets.log_start_offset)
         is_bare = tp in self._bare
         self._bare.discard(tp)
@@ -256,6 +297,8 @@ class ArchivePass(ArchiverParts):
             tp, spool, on_lost=lost.append, log_start_offset=log_start, is_bare=is_bare
         )
         log_of_keys = self.compacted_log(tp, spool) if self._is_compacted(tp) else None
+        if short is not None:
+            archiver.accumulator.share = SHORT_A_WORKER
         self._at_work[tp] = archiver if log_of_keys is None else log_of_keys.growth
         try:
             end = await self._copy(log_of_keys or archiver, tp, log_offsets.last_stable_offset)

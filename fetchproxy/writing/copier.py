@@ -15,6 +15,7 @@ from uuid import UUID
 
 import structlog
 
+from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.errors import (
     FetchProxyError,
     ObjectNotFound,
@@ -77,6 +78,8 @@ class SegmentCopier:
     wall_clock_ms: Callable[[], int]
     uuid_factory: Callable[[], UUID]
     compacted: CompactedCopy | None = None
+    # Places of uploads of more than a part, which take several parts' memory each.
+    long_uploads: asyncio.Semaphore | None = None
 
     def __post_init__(self) -> None:
         self._deletion = SegmentDeletion(self.rsm, self.rlmm, self.wall_clock_ms)
@@ -101,6 +104,17 @@ class SegmentCopier:
         next attempt: a copy whose last response was lost may count. It is never removed, as readers
         and archivers may rely on it already.
         """
+        if self.long_uploads is not None and segment.size_bytes > PART_BYTES:
+            async with self.long_uploads:
+                return await self._copy_in_time(segment, lineage, confirm)
+        return await self._copy_in_time(segment, lineage, confirm)
+
+    async def _copy_in_time(
+        self,
+        segment: AccumulatedSegment,
+        lineage: Sequence[EpochStart],
+        confirm: Callable[[], Awaitable[None]],
+    ) -> RemoteLogSegmentMetadata:
         await segment.check_size()  # a lost file must not look like a store error
         metadata = self._metadata(segment)
         metrics.REMOTE_COPY_REQUESTS.labels(segment.tp.topic).inc()

@@ -168,6 +168,7 @@ class ArchiverParts:
             copy_max_ms=config.copy_max_ms,
             wall_clock_ms=clock,
             uuid_factory=self.uuid_factory,
+            long_uploads=asyncio.Semaphore(config.workers_max),
         )
         self.expirer = Expirer(
             config,

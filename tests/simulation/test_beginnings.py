@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from hashlib import md5
+from pathlib import Path
+from typing import Any
 
-from archiving_world import World, run_world
+import pytest
+from archiving_world import BATCH_BYTES, BATCH_OFFSETS, World, run_world
 from memory_object_store import MemoryObjectStore
 
 from benchmarks.archive_beginnings import WRITTEN_TWICE
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
+from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, StoredObject
+from fetchproxy.writing import archive_pass
+from fetchproxy.writing.archive_pass import PARTITIONS_FAILED_IN_A_ROW_MAX as FIRST
+from fetchproxy.writing.archive_pass import SHORT_A_WORKER
+from fetchproxy.writing.sources.fetched_batches import CHECKED_INLINE_BYTES_MAX
 
 PARTITIONS = PARTITIONS_ALONE_MAX + 1
 
@@ -32,9 +42,10 @@ class LikeS3(MemoryObjectStore):
             name = key.rpartition("/")[2]
             self.requests[method, name[name.rfind(".") :] if "." in name else name] += 1
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes) -> str:
         self.note("put", key)
         await super().put(key, content)
+        return md5(content, usedforsecurity=False).hexdigest()
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         self.note("get", key)
@@ -66,13 +77,75 @@ def test_a_beginning_takes_one_look() -> None:
         twice = {name.removeprefix("/") for name in WRITTEN_TWICE}
         assert store.requests == {
             ("list", ""): PARTITIONS,
-            ("get", ".metadata"): PARTITIONS,
             **{("put", name): PARTITIONS for name in once},
             **{("put", name): 2 * PARTITIONS for name in twice},
         }
 
     run_world(main, partitions=PARTITIONS, store=MemoryObjectStore())
     run_world(counted, partitions=PARTITIONS, store=store)
+
+
+class Busy(MemoryObjectStore):
+    """`at_once`: the most uploads of logs that ran together, by the number of a log's batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: Counter[int] = Counter()
+        self.at_once: Counter[int] = Counter()
+
+    async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
+        batches = path.stat().st_size // BATCH_BYTES
+        self.running[batches] += 1
+        self.at_once[batches] = max(self.at_once[batches], sum(self.running.values()))
+        await asyncio.sleep(0.1)
+        await super().put_file(key, path, settled=settled)
+        self.running[batches] -= 1
+
+
+def test_partitions_with_few_offsets_are_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_pass, "SHORT_OFFSETS_MAX", 2 * BATCH_OFFSETS)
+    store, partitions, calls = Busy(), 2 * FIRST, list[int]()
+    ask = Cluster.fetch_log_offsets
+
+    async def counted(
+        self: Cluster, tps: Collection[TopicIdPartition], *, not_older_than: float
+    ) -> dict[TopicIdPartition, LogOffsets | ClusterError]:
+        calls.append(len(tps))
+        return await ask(self, tps, not_older_than=not_older_than)
+
+    monkeypatch.setattr(Cluster, "fetch_log_offsets", counted)
+
+    async def main(world: World) -> None:
+        for partition in range(partitions):
+            world.write(partition, 3 if partition % 2 else 2)
+        assert await world.once(workers_max=2) == []
+        assert store.at_once == {2: 2 * SHORT_A_WORKER, 3: 2}
+        for partition in range(partitions):
+            assert await world.archive_end(partition) == (30 if partition % 2 else 20)
+        assert calls[:2] == [FIRST, FIRST], "one question for many"
+
+    run_world(main, partitions=partitions, store=store)
+
+
+def test_few_batches_are_checked_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_threads: list[str] = []
+    in_thread = asyncio.to_thread
+
+    async def noted(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        in_threads.append(work.__name__)
+        return await in_thread(work, *args, **more)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+
+    async def main(world: World) -> None:
+        for batches, checks in ((2, 0), (CHECKED_INLINE_BYTES_MAX // BATCH_BYTES + 1, 1)):
+            in_threads.clear()
+            world.write(0, batches)
+            assert await world.once() == []
+            assert in_threads.count("_check_batches") == checks
+            assert "_append_file" in in_threads
+
+    run_world(main, batches=100)
 
 
 def test_of_two_passes_that_begin_at_once_each_record_is_archived_once() -> None:

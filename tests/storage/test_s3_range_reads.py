@@ -18,6 +18,8 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.locations import S3Location
+from fetchproxy.storage.stores.object_store import StoredObject
+from fetchproxy.storage.stores.retries import tried_once
 from fetchproxy.storage.stores.s3 import SMALL_OBJECT, S3ObjectStore
 from fetchproxy.storage.stores.s3_ranges import NEEDLESS_MAX, open_range_reads
 
@@ -134,9 +136,58 @@ async def test_whole_objects_of_a_store_without_ranges() -> None:
 )
 async def test_a_store_in_trouble_is_not_asked_twice(status: str, error: type[Exception]) -> None:
     async with store(lambda _: http(status, b"")) as (s3, signed_requests):
-        with pytest.raises(error):
-            await s3.get_range("k", PART)
-        assert signed_requests == [True]
+        for read in (s3.get_range("k", PART), listed(s3)):
+            with pytest.raises(error), tried_once():
+                await read
+        assert signed_requests == [True, True]
+
+
+PAGE = (
+    b"<?xml version='1.0'?><ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>k</Key>"
+    b'<Size>7</Size><ETag>"e"</ETag></Contents></ListBucketResult>'
+)
+LISTED = [StoredObject("k", 7, "e")]
+
+
+async def listed(s3: S3ObjectStore) -> list[StoredObject]:
+    return [stored async for stored in s3.list("")]
+
+
+def in_chunks(body: bytes) -> bytes:
+    chunks = (body[n : n + 50] for n in range(0, len(body), 50))
+    encoded = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + encoded
+
+
+@pytest.mark.parametrize("reply", [http("200 OK", PAGE), in_chunks(PAGE)])
+async def test_a_page_takes_one_request_with_a_signed_url(reply: bytes) -> None:
+    async with store(lambda head: part(head) if "ange:" in head else reply) as (s3, signed):
+        for _ in range(3):
+            assert await listed(s3) == LISTED
+            assert await s3.get_range("k", PART) == b"0123456789"  # by the same connection
+        assert signed == [True] * 6
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        http("403 Forbidden", DENIED),
+        http("200 OK", b"<html/>"),
+        http("200 OK", PAGE, "Content-Encoding: br"),
+        http("200 OK", PAGE, "Transfer-Encoding: chunked"),
+        http("200 OK", b""),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n",
+    ],
+)
+async def test_a_page_that_only_the_client_gets_is_soon_asked_for_by_it_alone(reply: bytes) -> None:
+    def response(head: str) -> bytes:
+        return reply if signed_url(head) else http("200 OK", PAGE)
+
+    async with store(response) as (s3, signed_requests):
+        for _ in range(NEEDLESS_MAX + 3):
+            assert await listed(s3) == LISTED
+        assert signed_requests == [True, False] * NEEDLESS_MAX + [False] * 3
 
 
 async def test_what_an_answer_means_is_for_the_client_to_say() -> None:

@@ -76,6 +76,40 @@ async def test_signs_what_the_client_signs(
             assert parts_of(signer.signed(key)) == parts_of(by_client)
 
 
+@pytest.mark.parametrize("bucket", ["plain", "with.dots"])
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:9000", "https://s3.example:443"])
+async def test_signs_a_page_as_the_client_does(endpoint: str | None, bucket: str) -> None:
+    parameters = {
+        "list-type": "2",
+        "encoding-type": "url",
+        "prefix": "a b/é+~",
+        "start-after": "a b/é=",
+        "delimiter": "/",
+        "continuation-token": "t/+=",
+    }
+    async with client(region_name="eu-central-1", endpoint_url=endpoint) as made:
+        made.meta.events.register_first("choose-signer.s3.ListObjectsV2", lambda **_: "s3v4-query")
+        while True:  # both in one second
+            example = await url(made, bucket, EXAMPLE_KEY)
+            by_client = await made.generate_presigned_url(
+                "list_objects_v2",
+                {
+                    "Bucket": bucket,
+                    "EncodingType": "url",
+                    "Prefix": parameters["prefix"],
+                    "StartAfter": parameters["start-after"],
+                    "Delimiter": "/",
+                    "ContinuationToken": parameters["continuation-token"],
+                },
+                ExpiresIn=600,
+            )
+            if parts_of(example)[1]["X-Amz-Date"] == parts_of(by_client)[1]["X-Amz-Date"]:
+                break
+    signer = UrlSigner.like(example, SECRET)
+    assert signer is not None
+    assert parts_of(signer.signed_listing(parameters)) == parts_of(by_client)
+
+
 async def test_another_way_of_signing_is_not_followed() -> None:
     async with client(region_name="eu-central-1") as made:
         example = await url(made, "plain", EXAMPLE_KEY)

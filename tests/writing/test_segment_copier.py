@@ -19,6 +19,7 @@ from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.contents import AccumulatedSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile, parse_segment_key
 from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX
+from fetchproxy.writing import copier as copier_module
 from fetchproxy.writing.copier import SegmentCopier
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
@@ -104,6 +105,25 @@ async def test_a_running_copy_is_seen(archive: Archive, store: HeldStore, tmp_pa
     assert copy.result().segment_id.id == running_copy.segment_id
     assert copy.result().state is FINISHED
     assert copying.running(TP) is None
+
+
+async def test_long_uploads_have_places(
+    archive: Archive, store: HeldStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = accumulated(tmp_path / "log")
+    copying = replace(copier(archive), long_uploads=asyncio.Semaphore(0))
+    store.go_on.set()
+    await copying.copy(segment, (), confirmed)  # a short one takes none
+    monkeypatch.setattr(copier_module, "PART_BYTES", segment.size_bytes - 1)
+    longer = replace(segment, start_offset=20, end_offset=39)
+    async with asyncio.TaskGroup() as tasks:
+        copy = tasks.create_task(copying.copy(longer, (), confirmed))
+        await asyncio.sleep(0)
+        assert copying.running(TP) is None, "its time has not begun"
+        assert copying.long_uploads is not None
+        copying.long_uploads.release()
+    assert copy.result().start_offset == 20
+    assert copying.long_uploads.locked() is False, "the place is free again"
 
 
 async def test_a_stalled_copy_is_ended_and_removed(

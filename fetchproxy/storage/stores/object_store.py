@@ -245,8 +245,10 @@ class ObjectStore(ABC):
         await self.close()
 
     @abstractmethod
-    async def put(self, key: str, content: bytes) -> None:
-        """Create or replace atomically: a reader sees either the old or the new content."""
+    async def put(self, key: str, content: bytes) -> str | None:
+        """Create or replace atomically: a reader sees either the old or the new content. Returns
+        the version that a listing shows of it (`StoredObject`); None: the store does not say.
+        """
 
     @abstractmethod
     async def put_new(self, key: str, content: bytes) -> bool:
@@ -353,9 +355,9 @@ class WrappedObjectStore(ObjectStore):
             await self.inner.__aenter__()
         return self
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes) -> str | None:
         async with self.around("put", key):
-            await self.inner.put(key, content)
+            return await self.inner.put(key, content)
 
     async def put_new(self, key: str, content: bytes) -> bool:
         async with self.around("put_new", key):

@@ -236,8 +236,9 @@ class ObstoreObjectStore(ObjectStore):
         self._part_bytes = part_bytes
         self._places = asyncio.Semaphore(config.connections_max)
 
-    async def put(self, key: str, content: bytes) -> None:
-        await self._put(check_key(key), content, use_multipart=False)
+    async def put(self, key: str, content: bytes) -> str | None:
+        result = await self._put(check_key(key), content, use_multipart=False)
+        return _version(result) if result["e_tag"] else None
 
     async def put_new(self, key: str, content: bytes) -> bool:
         try:
@@ -374,12 +375,12 @@ class ObstoreObjectStore(ObjectStore):
 
     async def _put(
         self, key: str, content: bytes | Iterator[bytes], *, uploads: bool = False, **how: Any
-    ) -> None:
+    ) -> Any:
         clients = await self._opened()
         writer = clients.uploader if uploads else clients.writer
         with _translated(f"put {key}"):
             async with self._places:
-                await writer.put_async(key, content, **how)
+                return await writer.put_async(key, content, **how)
 
     @asynccontextmanager
     async def _reading(self, key: str, operation: str) -> AsyncIterator[Any]:

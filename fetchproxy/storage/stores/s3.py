@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
-from xml.etree import ElementTree
 
 import structlog
 from aiobotocore.config import AioConfig
@@ -43,6 +42,7 @@ from fetchproxy.storage.stores.object_store import (
 from fetchproxy.storage.stores.obstore_store import ObstoreObjectStore, make_clients, obstore_code
 from fetchproxy.storage.stores.retries import retried
 from fetchproxy.storage.stores.s3_hazards import NOT_SET, bucket_hazards
+from fetchproxy.storage.stores.s3_pages import take_objects
 from fetchproxy.storage.stores.s3_ranges import PartRequest, S3RangeReads, open_range_reads
 from fetchproxy.storage.stores.s3_responses import (
     S3Response,
@@ -57,12 +57,6 @@ from fetchproxy.storage.stores.s3_responses import (
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-# The S3 client blocks the loop for 55 ms to parse a page of a thousand objects. Here the objects of
-# a page are parsed first, in 7 ms and in small steps, and the client parses the rest.
-
-# Parsed between two pauses for the event loop: about 50 objects, below 1 ms.
-PARSED_AT_ONCE_BYTES = 16 * 1024
-_LISTED_FIELDS = ("Key", "Size", "ETag")
 _ABORT_MAX_S = 5.0  # the caller has failed or is cancelled, and should not wait for long
 _ABORT_PAUSES_S = (0.0, 0.1, 0.5)
 # Whole objects are first requested as this range, which is larger than metadata and most indexes.
@@ -80,48 +74,6 @@ T = TypeVar("T")
 _CREDENTIALS_GOOD_FOR = timedelta(minutes=10)
 
 log = structlog.get_logger(__name__)
-
-
-async def _take_objects(
-    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any
-) -> None:
-    """Parse `Contents` of every listing in place of the client, with the `_LISTED_FIELDS` alone.
-
-    A broken page, or a page that is not a listing, is left to the client, which finds the error.
-    """
-    if response_dict["status_code"] != 200:
-        return
-    body: bytes = response_dict["body"]
-    objects: list[dict[str, str]] = []
-    parser: ElementTree.XMLPullParser[Any] = ElementTree.XMLPullParser(("start", "end"))
-    root: ElementTree.Element | None = None
-
-    def take(events: Iterator[Any]) -> None:
-        nonlocal root
-        for event, element in events:
-            if root is None:
-                root = element
-            elif event == "end" and element.tag.rpartition("}")[2] == "Contents":
-                objects.append(_fields(element))
-                root.remove(element)  # near its beginning, as all before it are gone
-
-    try:
-        for position in range(0, len(body), PARSED_AT_ONCE_BYTES):
-            parser.feed(body[position : position + PARSED_AT_ONCE_BYTES])
-            take(parser.read_events())
-            await asyncio.sleep(0)
-        parser.close()
-        take(parser.read_events())
-    except (ElementTree.ParseError, ValueError):  # ValueError: objects elsewhere in the page
-        return
-    if root is not None and root.tag.endswith("ListBucketResult"):
-        response_dict["body"] = ElementTree.tostring(root)
-        customized_response_dict["Contents"] = objects
-
-
-def _fields(element: ElementTree.Element) -> dict[str, str]:
-    fields = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
-    return {name: fields[name] for name in _LISTED_FIELDS if name in fields}
 
 
 # A failed upload is aborted, so that its parts do not stay stored (and billed). If the abort fails
@@ -206,9 +158,9 @@ class S3ObjectStore(ObjectStore):
         await self._opened()
         return self
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes) -> str | None:
         check_key(key)
-        await self._written(key, lambda writer: writer.put(key, content))
+        return await self._written(key, lambda writer: writer.put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
         """Uses If-None-Match, or a read before the put if the server does not support that."""
@@ -373,8 +325,15 @@ class S3ObjectStore(ObjectStore):
     async def _page(self, operation: str, arguments: dict[str, str]) -> S3Response:
         client = await self._opened()
         with translated_s3_error(operation):
-            page: S3Response = await client.list_objects_v2(Bucket=self._bucket, **arguments)
-        return page
+            ranges = self._ranges
+            if ranges is not None:
+                page = await ranges.list_page(arguments, operation)
+                if page is not None:
+                    return page
+            answered: S3Response = await client.list_objects_v2(Bucket=self._bucket, **arguments)
+            if ranges is not None:
+                ranges.note_needless_listing(arguments.get("Prefix", ""))
+        return answered
 
     async def _allowed(self, call: Callable[[], Awaitable[T]]) -> T:
         """`call`, and again if it was denied and there are other credentials now: an operator has
@@ -423,7 +382,7 @@ class S3ObjectStore(ObjectStore):
                 # With "Expect: 100-continue" the client waits forever for a server that never
                 # sends 100: no time-out of the HTTP client covers this.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
-                client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
+                client.meta.events.register("before-parse.s3.ListObjectsV2", take_objects)
                 client.meta.events.register_first("needs-retry.s3.HeadBucket", _without_retries)
                 if self._location.requester_pays:
                     # Signed URLs would lack the RequestPayer header, so they are not used.

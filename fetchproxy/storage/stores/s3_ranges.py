@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +28,7 @@ from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.storage.stores.aws_credentials import AwsCredentials
 from fetchproxy.storage.stores.object_store import responded
 from fetchproxy.storage.stores.retries import retry_pause_s
+from fetchproxy.storage.stores.s3_pages import PageBody, parsed_page
 from fetchproxy.storage.stores.s3_signing import EXAMPLE_KEY, UrlSigner
 
 # An HTTP library returns a body in pieces, which need one more copy to join. An S3 library takes
@@ -52,6 +53,13 @@ _URL_VALID_S = 600
 _URLS_MAX = 10_000  # half a KiB each
 # After so many refusals in a row, each repeated by the client with success, no more URLs are used.
 NEEDLESS_MAX = 3
+# The client's names, and those in the query.
+_LISTING_PARAMETERS = {
+    "Prefix": "prefix",
+    "Delimiter": "delimiter",
+    "StartAfter": "start-after",
+    "ContinuationToken": "continuation-token",
+}
 
 log = structlog.get_logger(__name__)
 
@@ -85,15 +93,7 @@ def part_of(head: bytes, request: PartRequest) -> tuple[int, bool]:
     """(length of the body, whether the connection may be reused) from a response's head. Raises
     OtherAnswer unless the body is certainly the wanted part in its full length.
     """
-    match = _STATUS.match(head)
-    status = int(match[1]) if match else 0
-    headers: dict[bytes, bytes] = {}
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        name = name.lower()
-        if name in headers and name.startswith(b"content-"):
-            raise OtherResponse(f"{name.decode('latin-1')} twice", status)
-        headers[name] = value.strip()
+    status, headers = _parsed_head(head)
     part = _CONTENT_RANGE.fullmatch(headers.get(b"content-range", b""))
     if part is not None and status == 206:
         first, end = int(part[1]), int(part[2]) + 1
@@ -103,21 +103,64 @@ def part_of(head: bytes, request: PartRequest) -> tuple[int, bool]:
             and not any(name in headers for name in _RECODED)
         ):
             return end - first, headers.get(b"connection", b"").lower() != b"close"
+    raise _other_response(head, status, headers)
+
+
+def page_of(head: bytes) -> tuple[PageBody, bool]:
+    """(the body to be received, whether the connection may be reused) from the head of a listing's
+    response. Raises OtherResponse unless it is a whole response.
+    """
+    status, headers = _parsed_head(head)
+    length = headers.get(b"content-length", b"")
+    encoding = headers.get(b"transfer-encoding", b"").lower()
+    is_chunked = encoding == b"chunked" and not length
+    if (
+        status != 200
+        or b"content-encoding" in headers
+        or not (is_chunked or (not encoding and length.isdigit() and int(length)))
+    ):
+        raise _other_response(head, status, headers)
+    try:
+        body = PageBody(None if is_chunked else int(length))
+    except ValueError as error:
+        raise OtherResponse(str(error), status) from None
+    return body, headers.get(b"connection", b"").lower() != b"close"
+
+
+def _parsed_head(head: bytes) -> tuple[int, dict[bytes, bytes]]:
+    """(status, headers with names in lower case). Raises OtherResponse if one that decides about
+    the body is there twice.
+    """
+    match = _STATUS.match(head)
+    status = int(match[1]) if match else 0
+    headers: dict[bytes, bytes] = {}
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name in headers and name.startswith((b"content-", b"transfer-")):
+            raise OtherResponse(f"{name.decode('latin-1')} twice", status)
+        headers[name] = value.strip()
+    return status, headers
+
+
+def _other_response(head: bytes, status: int, headers: Mapping[bytes, bytes]) -> OtherResponse:
     pause_headers = (headers.get(name, b"").decode("latin-1") for name in (b"retry-after", b"date"))
-    raise OtherResponse(f"answered {head[:40]!r}", status, retry_pause_s(*pause_headers))
+    return OtherResponse(f"answered {head[:40]!r}", status, retry_pause_s(*pause_headers))
 
 
-def _request(url: str, byte_range: ByteRange) -> tuple[_Address, bytes]:
-    """(server address, request bytes)."""
+def _request(url: str, byte_range: ByteRange | None) -> tuple[_Address, bytes]:
+    """(server address, request bytes). `byte_range`: None for a page of a listing."""
     scheme, _, after = url.partition("://")
     netloc, _, target = after.partition("/")
     address, named = _server(scheme, netloc)
+    wanted = (
+        "" if byte_range is None else f"Range: bytes={byte_range.start}-{byte_range.end - 1}\r\n"
+    )
     return address, (
         f"GET /{target} HTTP/1.1\r\n"
         f"Host: {named}\r\n"
         f"User-Agent: fetchproxy/{__version__}\r\n"
-        f"Range: bytes={byte_range.start}-{byte_range.end - 1}\r\n"
-        "Accept-Encoding: identity\r\n\r\n"
+        f"{wanted}Accept-Encoding: identity\r\n\r\n"
     ).encode("ascii")
 
 
@@ -145,15 +188,16 @@ class _Connection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._body: bytearray | None = None
         self._room = memoryview(b"")  # the rest of the body
-        self._part = PartRequest(ByteRange(0, 1))
+        self._page: PageBody | None = None
+        self._part: PartRequest | None = None
         self._response: asyncio.Future[bytearray] | None = None
         self.heard_at = 0.0  # loop time (s) of the last bytes received or the last request
         self.has_received = False  # whether any bytes came since the request
         self.is_reusable = False  # whether the connection may be reused
 
-    def begin(self, request: bytes, part: PartRequest) -> asyncio.Future[bytearray]:
-        """The future raises OtherAnswer, TimeoutError after a silence, or ConnectionError if the
-        connection is lost.
+    def begin(self, request: bytes, part: PartRequest | None) -> asyncio.Future[bytearray]:
+        """`part`: None for a page of a listing. The future raises OtherAnswer, TimeoutError after a
+        silence, or ConnectionError if the connection is lost.
 
         Raises ConnectionResetError at once if the connection was lost before.
         """
@@ -206,9 +250,8 @@ class _Connection(asyncio.BufferedProtocol):
         if self._response is None or self._response.done():
             self.shut()  # bytes without a request
         elif self._body is None:
-            self._head_bytes += nbytes
             try:
-                self._take_head(self._response)
+                self._take(nbytes, self._response)
             except OtherResponse as error:
                 self._response.set_exception(error)
                 self.shut()
@@ -220,11 +263,28 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport, self.is_reusable = None, False
         if self._timer is not None:
             self._timer.cancel()
-        self._body, self._room = None, memoryview(b"")
+        self._body, self._room, self._page = None, memoryview(b""), None
         if self._response is not None and not self._response.done():
             message = f"the connection was lost: {exc or 'closed by the store'}"
             self._response.set_exception(ConnectionResetError(message))
         self._on_lost(self)
+
+    def _take(self, nbytes: int, response: asyncio.Future[bytearray]) -> None:
+        """Bytes of the head, and of a page behind it."""
+        if self._page is not None:
+            return self._take_page(memoryview(self._head)[:nbytes], response)
+        self._head_bytes += nbytes
+        self._take_head(response)
+
+    def _take_page(self, received: memoryview, response: asyncio.Future[bytearray]) -> None:
+        assert self._page is not None
+        try:
+            is_whole = self._page.take(received)
+        except ValueError as error:
+            raise OtherResponse(str(error), 200) from None
+        if is_whole:
+            page, self._page, self._head_bytes = self._page, None, 0
+            response.set_result(page.content)
 
     def _take_head(self, response: asyncio.Future[bytearray]) -> None:
         end = self._head.find(b"\r\n\r\n", 0, self._head_bytes)
@@ -232,6 +292,10 @@ class _Connection(asyncio.BufferedProtocol):
             if self._head_bytes == HEAD_BYTES_MAX:
                 raise OtherResponse(f"a head of more than {HEAD_BYTES_MAX} bytes")
             return
+        if self._part is None:
+            self._page, self.is_reusable = page_of(bytes(self._head[:end]))
+            come, self._head_bytes = self._head_bytes, 0
+            return self._take_page(memoryview(self._head)[end + 4 : come], response)
         length, self.is_reusable = part_of(bytes(self._head[:end]), self._part)
         come = self._head_bytes - end - 4
         if come > length:
@@ -268,11 +332,11 @@ class RangeRequests:
         self._open: dict[_Connection, _Address] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
-    async def get(self, url: str, part: PartRequest) -> bytearray:
-        """The `part` bytes of the object at `url`. Raises OtherAnswer; OSError if the server is
-        unreachable, falls silent or ends the connection.
+    async def get(self, url: str, part: PartRequest | None) -> bytearray:
+        """The `part` bytes of the object at `url`; None: all of a listing's page. Raises
+        OtherAnswer; OSError if the server is unreachable, falls silent or ends the connection.
         """
-        address, request = _request(url, part.byte_range)
+        address, request = _request(url, None if part is None else part.byte_range)
         async with self._places:
             while (connection := self._idle_one(address)) is not None:
                 try:
@@ -283,7 +347,7 @@ class RangeRequests:
             return await self._exchange(await self._connect(address), request, part)
 
     async def _exchange(
-        self, connection: _Connection, request: bytes, part: PartRequest
+        self, connection: _Connection, request: bytes, part: PartRequest | None
     ) -> bytearray:
         response = connection.begin(request, part)
         try:
@@ -400,7 +464,7 @@ class S3RangeReads:
         self._signs_until = float("-inf")  # loop time (s)
         self._examples = SingleFlight[None]()
         self._urls: TTLCache[str, str] = TTLCache(_URLS_MAX, URL_AGE_MAX_S, timer=self._clock)
-        self._needless = 0
+        self._needless = self._needless_listings = 0
 
     async def get(self, key: str, part: PartRequest, operation: str) -> bytearray | None:
         """None: the caller has to use the client. Raises the error for status 429 or 500 and above,
@@ -409,23 +473,46 @@ class S3RangeReads:
         """
         if self._needless >= NEEDLESS_MAX:
             return None
+        content = await self._asked(await self.signed_url(key), part, operation)
+        if content is not None:
+            self._needless = 0
+        return content
+
+    async def list_page(
+        self, arguments: Mapping[str, str], operation: str
+    ) -> dict[str, Any] | None:
+        """One page of a listing, as the client would give it. `arguments`: the client's. None and
+        errors as in `get`.
+        """
+        if self._needless_listings >= NEEDLESS_MAX or (signer := await self._current()) is None:
+            return None
+        parameters = {_LISTING_PARAMETERS[name]: value for name, value in arguments.items()}
+        url = signer.signed_listing({**parameters, "list-type": "2", "encoding-type": "url"})
+        body = await self._asked(url, None, operation)
+        page = None if body is None else await parsed_page(body)
+        if page is not None:
+            self._needless_listings = 0
+        return page
+
+    async def _asked(self, url: str, part: PartRequest | None, operation: str) -> bytearray | None:
         try:
-            content = await self._requests.get(await self.signed_url(key), part)
+            return await self._requests.get(url, part)
         except OtherResponse as error:
             if error.status == 429 or error.status >= 500:
                 translated = responded(operation, error.status, "", str(error))
                 translated.retry_after_s = error.retry_after_s
                 raise translated from error
             return None
-        self._needless = 0
-        return content
+
+    async def _current(self) -> UrlSigner | None:
+        if self._clock() >= self._signs_until:
+            await self._examples.run("example", self._follow_example)
+        return self._signer
 
     async def signed_url(self, key: str) -> str:
         """Raises the client's errors."""
-        if self._clock() >= self._signs_until:
-            await self._examples.run("example", self._follow_example)
-        if self._signer is not None:
-            return self._signer.signed(key)
+        if (signer := await self._current()) is not None:
+            return signer.signed(key)
         url: str | None = self._urls.get(key)
         if url is None:
             url = self._urls[key] = await self._signed_by_client(key)
@@ -448,6 +535,13 @@ class S3RangeReads:
         """The credentials that signed them have been replaced."""
         self._urls.clear()
         self._signs_until = float("-inf")
+
+    def note_needless_listing(self, prefix: str) -> None:
+        """Count a refusal: the client's own request got the page."""
+        self.forget_urls()
+        self._needless_listings += 1
+        if self._needless_listings == NEEDLESS_MAX:
+            log.warning("s3_signed_urls_refused", bucket=self._bucket, key=prefix)
 
     def note_needless_url_check(self, key: str) -> None:
         """Drop the URL and count a refusal: the client's own request got the same part."""

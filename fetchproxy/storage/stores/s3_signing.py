@@ -7,6 +7,7 @@ Parameters"). The client takes most of a millisecond for each URL, this some 10 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Self
@@ -20,7 +21,8 @@ _PLAIN = {
     "X-Amz-SignedHeaders": "host",
 }
 # Letters, digits and these are the same in a signed path. All else is percent-encoded.
-_SAFE = "/-._~"
+_UNRESERVED = "-._~"
+_SAFE = f"/{_UNRESERVED}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,21 @@ class UrlSigner:
         path = self._folder + quote(key, safe=_SAFE)
         return f"{self._origin}{path}?{self._query}&{_SIGNATURE}={self._signature(path)}"
 
-    def _signature(self, path: str) -> str:
-        request = f"GET\n{path}\n{self._query}\nhost:{self._host}\n\nhost\nUNSIGNED-PAYLOAD"
+    def signed_listing(self, parameters: Mapping[str, str]) -> str:
+        """The URL of a page. `parameters`: in the query, by names in lower case, which come after
+        those of the signature.
+        """
+        path = self._folder.rstrip("/") or "/"
+        pairs = (
+            f"&{name}={quote(parameters[name], safe=_UNRESERVED)}" for name in sorted(parameters)
+        )
+        query = self._query + "".join(pairs)
+        return f"{self._origin}{path}?{query}&{_SIGNATURE}={self._signature(path, query)}"
+
+    def _signature(self, path: str, query: str | None = None) -> str:
+        """`query`: without the signature; None: that of an object."""
+        query = self._query if query is None else query
+        request = f"GET\n{path}\n{query}\nhost:{self._host}\n\nhost\nUNSIGNED-PAYLOAD"
         digest = sha256(request.encode()).hexdigest()
         text = f"AWS4-HMAC-SHA256\n{self._date}\n{self._scope}\n{digest}"
         return hmac.digest(self._signing_key, text.encode(), sha256).hex()

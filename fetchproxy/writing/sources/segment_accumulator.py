@@ -43,6 +43,8 @@ class SegmentAccumulator(ABC):
     # accumulated.
     accumulated: SegmentSummary | None = None
     closed: AccumulatedSegment | None = None  # waiting to be copied
+    # It is one of so many that share what one of them may read at once.
+    share: int = 1
 
     @property
     def writer(self) -> SegmentWriter | None:
