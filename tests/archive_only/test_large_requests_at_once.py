@@ -159,7 +159,9 @@ async def test_the_size_of_each_partition_of_all_is_worked_out_in_turn() -> None
             most = max(most, served.server.accumulated.reserved)
             await asyncio.sleep(0.005)
         assert all(len(task.result()) > 10 * PARTITIONS for task in tasks)
-    assert _LOG_DIR_WORK * PARTITIONS <= most <= served.server.config.connection_buffers_bytes_max // 2
+    assert (
+        _LOG_DIR_WORK * PARTITIONS <= most <= served.server.config.connection_buffers_bytes_max // 2
+    )
 
 
 async def test_one_alone_always_fits() -> None:
