@@ -18,7 +18,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from attack_parts import Connection, exchange, reset
+from attack_parts import Connection, exchange
 from blown_messages import Shape, request
 from bomb_archive import BOMBS, FORGED, packed_batch, plant
 from certificates import Authority
@@ -36,6 +36,8 @@ from fetchproxy.model import TopicIdPartition
 BULKY = "bulky"
 BULKY_PARTITIONS = 60  # each a segment of 4 MiB: more than all that reads may keep
 BATCH_BYTES = 1 * MiB
+CHUNKS, ANSWERS = "remote_fetch.chunk_cache_bytes_max", "gateway.remote_answers_bytes_max"
+FULL = 20  # MiB, where each of the two has some 40
 LOG_DIRS = request_header(ApiKey.DESCRIBE_LOG_DIRS, 1, 7, "all") + struct.pack(">i", -1)
 
 
@@ -62,6 +64,11 @@ def fetch_bulky(first: int) -> bytes:
     body = struct.pack(">iiiib", -1, 500, 1, 16 * MiB, 0) + struct.pack(">ih", 1, len(BULKY))
     head = request_header(ApiKey.FETCH, 4, 7, f"slow-{first}")
     return framed(head + body + BULKY.encode() + struct.pack(">i", len(numbers)) + rows)
+
+
+def fetches_of_bulky(first: int) -> bytes:
+    """One after the other: the first responses fit into the buffers of sockets."""
+    return b"".join(fetch_bulky(first + 11 * n) for n in range(8))
 
 
 def join(number: int) -> bytes:
@@ -147,28 +154,32 @@ async def everything_at_once(victim: Victim, silent: int, handshakes: int) -> di
             await asyncio.sleep(0.2)
 
     watching = asyncio.create_task(watch())
-    quiet = await opened(victim, silent)
+    await opened(victim, silent)
     for _ in range(handshakes):
         _, writer = await victim.connected(victim.port)
         writer.write(b"\x16\x03\x01\x02\x00\x01")  # a hello that goes on
     # Commits up to their number, members up to the memory of groups.
-    for number in range(6):
+    for number in range(5):
         await exchange(victim, [_commit(f"commits-{number}", number)])
     slow, joining, halves, many = [await opened(victim, n) for n in (40, 70, 80, 12)]
+    throw(slow, fetches_of_bulky)
+    async with asyncio.timeout(120):
+        while most.get(ANSWERS, 0) < FULL:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     throw(joining, join)
-    throw(slow, fetch_bulky)
     throw(halves, lambda _: half_a_request())
     throw(many, lambda _: _fetch_of_all())
-    others = [exchange(victim, [framed(LOG_DIRS)]) for _ in range(3)]
-    others += [exchange(victim, [by_time(topic)] * 2) for topic in BOMBS]
-    others += [exchange(victim, [committed_read(topic)] * 2) for topic in FORGED]
+    others = [exchange(victim, [framed(LOG_DIRS)]) for _ in range(2)]
+    others += [exchange(victim, [by_time(topic)]) for topic in BOMBS]
+    others += [exchange(victim, [committed_read(topic)]) for topic in FORGED]
     others += [exchange(victim, [_commit("crowd", n)]) for n in range(3)]
     await asyncio.gather(*others)
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError, OSError, TimeoutError):
         await watching
-    for _, writer in (*slow, *joining, *halves, *many, *quiet):
-        reset(writer)
+    assert victim.running
+    victim.close_what_is_open()
+    await asyncio.sleep(0)  # in which transports close their sockets
     return most
 
 
@@ -186,8 +197,7 @@ async def within_the_plan(folder: Path, silent: int, handshakes: int) -> None:
         serves.cancel()
         assert figures.peak_bytes <= MEMORY_BYTES_MAX
         assert not figures.bad
-        for part in ("remote_fetch.chunk_cache_bytes_max", "gateway.remote_answers_bytes_max"):
-            assert most[part] > 10, most
+        assert most[CHUNKS] >= FULL, most
 
 
 def test_all_limits_of_an_archive_at_once(tmp_path: Path) -> None:
