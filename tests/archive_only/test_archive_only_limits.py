@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from uuid import UUID
 
 import pytest
@@ -24,6 +24,7 @@ from fetchproxy.observability.metrics import LIMITS_REACHED, TIMESTAMP_SEARCHES
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX
 from fetchproxy.serving.archive_only.apis.fetch import _pieces_in_turn
+from fetchproxy.storage.contract import StoredObject
 
 
 def api_versions() -> ApiVersionsRequest:
@@ -321,3 +322,44 @@ def test_a_wide_fetch_reads_others_first_in_each_half_second() -> None:
         starts.append(min(every[0])[1])
     assert starts == [0, 0, 200, 400, 0]
     assert list(_pieces_in_turn({}, 0.7)) == []
+
+
+class RecordingStore(MemoryObjectStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: list[str] = []
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
+        self.listed.append(prefix)
+        async for stored_object in super().list(prefix, start_after):
+            yield stored_object
+
+
+async def test_very_many_ends_are_looked_at_by_topic() -> None:
+    """Who waits at the end of each partition costs listings of topics, not of partitions."""
+    store, topic_id, partitions = RecordingStore(), UUID(int=9), 60
+    planted = PlantedArchive(store)
+    for number in range(partitions):
+        await planted.add([batch(0)], tp=TopicIdPartition(topic_id, "ends", number))
+    async with serve_archive(planted) as served:
+        client = await served.client()
+        ends = {("ends", topic_id, number): 10 for number in range(partitions)}
+        client.send(fetch_request(11, ends, wait_ms=3_600_000), 11)
+        async with asyncio.timeout(60):
+            await looks(store, 2)  # the fetch itself may look at each
+            store.listed.clear()
+            await looks(store, 3)
+            assert len(store.listed) < partitions
+            last = TopicIdPartition(topic_id, "ends", partitions - 1)
+            await planted.add([batch(10)], tp=last)
+            assert last.topic.encode() in await client.receive()
+
+
+async def looks(store: RecordingStore, count: int) -> None:
+    """Until the topic as a whole was listed so many times."""
+
+    def of_topic(prefix: str) -> bool:
+        return prefix.startswith("archive/ends-") and prefix.count("/") == 2
+
+    while sum(map(of_topic, store.listed)) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)

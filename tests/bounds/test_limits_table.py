@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blown_messages import Shape, request, uvarint
+from blown_messages import Shape, arrays_of, described, message_name, request, uvarint, versions_of
 from fetchproxy_protocol import (
     addresses,
     delete_records,
@@ -22,10 +22,13 @@ from fetchproxy_protocol import (
 from fetchproxy_protocol.apis import ApiKey, MalformedMessage
 from fetchproxy_protocol.fetch import parse_fetch_request
 from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.messages import read_request
 from fetchproxy_protocol.primitives import Cursor
 
 from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.handling import ELEMENTS_MAX_OF
+from fetchproxy.serving.archive_only.schemas import request_of
+from fetchproxy.serving.archive_only.table import ADVERTISED
 
 DOCUMENT = Path(__file__).parents[2] / "docs/security/index.md"
 MIB = 1 << 20
@@ -71,6 +74,40 @@ def test_a_fetch_names_so_many_partitions() -> None:
     assert read(most) == most
     with pytest.raises(MalformedMessage):
         read(most + 1)
+
+
+def _with_arrays() -> Iterator[tuple[ApiKey, int]]:
+    """Each API of archive-only mode that names several things, with its newest version."""
+    for key, api in ADVERTISED.items():
+        if key in described() and key != ApiKey.FETCH:
+            version = max(v for v in versions_of(key) if v <= api.highest)
+            if arrays_of(message_name(key), version):
+                yield ApiKey(key), version
+
+
+@pytest.mark.parametrize(("key", "version"), list(_with_arrays()), ids=lambda each: str(each))
+def test_a_request_in_archive_only_mode_names_so_much(key: ApiKey, version: int) -> None:
+    most = ELEMENTS_MAX_OF.get(key, messages.ELEMENTS_MAX)
+    paths = arrays_of(message_name(key), version)
+    long = paths[0]
+
+    def read(count: int) -> None:
+        counts = {path: 0 for path in paths if path != long}
+        shape = Shape(long=long, elements_max=count, frame_bytes=64 * MIB, counts=counts)
+        frame = request(key, version, shape)[4:]
+        body_at = peek_request_header(frame).body_position
+        at_once(read_request(request_of(key), frame, body_at, key, version, most))
+
+    read(most)
+    with pytest.raises(MalformedMessage, match=f"{most}"):
+        read(most + 1)
+
+
+def test_every_api_of_archive_only_mode_that_names_several_things_has_a_limit() -> None:
+    """Groups, producers and administration among them: no API is without a row of the table."""
+    names = {key.name for key, _ in _with_arrays()}
+    assert {"PRODUCE", "OFFSET_COMMIT", "JOIN_GROUP", "DELETE_GROUPS", "CREATE_ACLS"} <= names
+    assert len(names) > 20
 
 
 def _delete_records(frame: bytes, body_at: int, version: int) -> Iterator[object]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,31 @@ from fetchproxy.runtime.open_files import clients_that_fit
 from fetchproxy.serving.gateway.broker_link import RESPONSE_BUFFERED_BYTES_MAX
 
 MiB = 1 << 20
-SILENT = 20_000
-READERS = 2_000  # below the broker's log, while nobody knows the archive
 HUGE, HALF = 24, 150  # answers, and requests, that never end
 HELD_REQUEST_BYTES = 2 * MiB - 1_000
 LOG_START = 10_000
 METADATA, FETCH, OUT_OF_RANGE = 3, 1, 1
 UNEVEN = 1.1  # the fullest worker has at most this times its share
-WITHIN_S = 20  # of which the memory is watched
+FEW = 10  # places that stay free
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """`readers`: below the broker's log, while nobody knows the archive. `watched_s`: for how long
+    the memory is watched."""
+
+    silent: int
+    readers: int
+    handshakes: int
+    watched_s: float
+
+    @property
+    def others(self) -> int:
+        return self.handshakes + self.readers + HUGE + HALF + FEW
+
+
+MOST = Crowd(20_000, 2_000, TLS_HANDSHAKES_MAX, 20.0)
+SOME = Crowd(200, 100, 100, 3.0)
 
 
 class EvilBroker(LargeBroker):
@@ -114,23 +132,8 @@ def resident_of_all(proxy: ProxyProcess) -> int:
     return sum(resident_bytes(int(pid)) for pid in (proxy.pid, *workers))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 3])
-def test_all_limits_at_once(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    """A process has files for half of SILENT where 20,000 is the limit, three workers for all."""
-    others = TLS_HANDSHAKES_MAX + READERS + HUGE + HALF + 10
-    # A process admits no more clients than it has files for: each may need a broker's link.
-    fit = workers * clients_that_fit(files_max(), SILENT + others) - others
-    # The kernel deals connections to the workers, but not evenly.
-    fit = fit if workers == 1 else int(fit / UNEVEN)
-    count = int(os.environ.get("SILENT_CLIENTS", min(SILENT, fit)))
-    connections = count + others
-    admitted = connections if workers == 1 else int(connections * UNEVEN)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    settings: dict[str, object] = {
+def settings_for(authority: Authority, admitted: int, workers: int) -> dict[str, object]:
+    return {
         "gateway.tls_certificate_file": authority.issue("limits-at-once"),
         "gateway.connections_max": admitted,
         "process.workers": workers,
@@ -142,18 +145,41 @@ def test_all_limits_at_once(
         "remote_fetch.inflight_bytes_max": "4MiB",
         "remote_fetch.index_cache_bytes_max": "1MiB",
     }
-    context = client_context(authority, None)
+
+
+def that_fit(crowd: Crowd, workers: int) -> Crowd:
+    """A process has files for half of 20,000 clients where 20,000 is the limit, three workers for
+    all. A process admits no more clients than it has files for: each may need a broker's link.
+    """
+    fit = workers * clients_that_fit(files_max(), crowd.silent + crowd.others) - crowd.others
+    # The kernel deals connections to the workers, but not evenly.
+    fit = fit if workers == 1 else int(fit / UNEVEN)
+    count = int(os.environ.get("SILENT_CLIENTS", min(crowd.silent, fit)))
+    return replace(crowd, silent=count)
+
+
+@contextmanager
+def behind_it(
+    authority: Authority, folder: Path, crowd: Crowd, workers: int
+) -> Iterator[ProxyProcess]:
+    """Behind it are a broker that deletes its records, and a store that hangs."""
+    connections = crowd.silent + crowd.others
+    admitted = connections if workers == 1 else int(connections * UNEVEN)
     broker = EvilBroker(0)
     broker.fetch_error = OUT_OF_RANGE
-    with ExitStack() as stack:
-        mute = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # a store that hangs
+    with socket.create_server(("127.0.0.1", 0)) as mute, broker.open() as bootstrap:
         store = f"s3://archive/logs?endpoint_url=http://127.0.0.1:{mute.getsockname()[1]}"
-        bootstrap = stack.enter_context(broker.open())
-        proxy = stack.enter_context(ProxyProcess(bootstrap, store, tmp_path, settings=settings))
-        wait_for("every worker", lambda: len(workers_of(proxy)) == workers)
-        plan = proxy.metric("fetchproxy_memory_budget_bytes")
-        stack.enter_context(silent(proxy, authority, count))
-        of_silent = resident_of_all(proxy)
+        settings = settings_for(authority, admitted, workers)
+        with ProxyProcess(bootstrap, store, folder, settings=settings) as proxy:
+            wait_for("every worker", lambda: len(workers_of(proxy)) == workers)
+            yield proxy
+
+
+def all_at_once(proxy: ProxyProcess, authority: Authority, crowd: Crowd) -> int:
+    """Returns the most memory that it took, in bytes."""
+    context = client_context(authority, None)
+    with ExitStack() as stack:
+        stack.enter_context(silent(proxy, authority, crowd.silent))
 
         def plain() -> socket.socket:
             peer = socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
@@ -166,15 +192,16 @@ def test_all_limits_at_once(
             return peer
 
         others = [linked() for _ in range(HUGE + HALF)]
-        readers = [linked() for _ in range(READERS)]
-        for _ in range(TLS_HANDSHAKES_MAX):
+        readers = [linked() for _ in range(crowd.readers)]
+        for _ in range(crowd.handshakes):
             begun(plain(), context)
-        assert proxy.metric("fetchproxy_connections") == connections - 10
+        connections = crowd.silent + crowd.others - FEW
+        assert proxy.metric("fetchproxy_connections") == connections
         for offset, peer in enumerate(readers):
             peer.sendall(fetch(offset))
         catches = "fetchproxy_catches_total"
-        wait_for("readers that wait", lambda: proxy.metric(catches) == READERS, 300)
-        most, until = 0, time.monotonic() + WITHIN_S
+        wait_for("readers that wait", lambda: proxy.metric(catches) == crowd.readers, 300)
+        most, until = 0, time.monotonic() + crowd.watched_s
         for peer in others[:HUGE]:
             peer.sendall(struct.pack(">ihhihi", 14, METADATA, 1, EvilBroker.ENDLESS, -1, -1))
         half = half_a_request()
@@ -186,11 +213,37 @@ def test_all_limits_at_once(
         while time.monotonic() < until:
             most = max(most, resident_of_all(proxy))
             time.sleep(0.1)
-        print(
-            f"{workers} processes, {count} silent: {of_silent / MiB:.0f} MiB; "
-            f"at most {most / MiB:.0f} MiB; the plan {plan / MiB:.0f}"
-        )
         assert proxy.metric("fetchproxy_limits_reached_total", "connection_buffers_bytes_max") > 0
         assert serves(proxy, authority)
+        return most
+
+
+def within_its_plan(authority: Authority, folder: Path, crowd: Crowd, workers: int) -> None:
+    crowd = that_fit(crowd, workers)
+    with behind_it(authority, folder, crowd, workers) as proxy:
+        plan = proxy.metric("fetchproxy_memory_budget_bytes")
+        most = all_at_once(proxy, authority, crowd)
+        print(
+            f"{workers} processes, {crowd.silent} silent: at most {most / MiB:.0f} MiB; "
+            f"the plan {plan / MiB:.0f}"
+        )
         assert most <= plan
         assert not proxy.logged("session_crashed") + proxy.logged("part_failed")
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.usefixtures("credentials")
+def test_all_limits_at_once(authority: Authority, tmp_path: Path, workers: int) -> None:
+    within_its_plan(authority, tmp_path, MOST, workers)
+
+
+@pytest.mark.usefixtures("credentials")
+def test_all_limits_with_some_clients(authority: Authority, tmp_path: Path) -> None:
+    within_its_plan(authority, tmp_path, SOME, 1)

@@ -7,7 +7,7 @@ was archived last; the older one can be reached only by its id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from uuid import UUID
@@ -182,6 +182,21 @@ class ArchiveWatch:
         self, tps: Iterable[TopicIdPartition]
     ) -> dict[TopicIdPartition, PartitionView | RemoteStorageError]:
         """As `view`, for all of them at once; a topic with many of them is listed once."""
+        results = await self._look_at(tps, self._interval_s, self.view)
+        async for tp in cooperative(list(results), _VIEWS_AT_ONCE):
+            if isinstance(results[tp], RemoteStorageError):
+                results[tp] = self._rlmm.view(tp) or results[tp]
+        return results
+
+    async def _look_at(
+        self,
+        tps: Iterable[TopicIdPartition],
+        age_max_s: float,
+        read: Callable[[TopicIdPartition], Awaitable[PartitionView]],
+    ) -> dict[TopicIdPartition, PartitionView | RemoteStorageError]:
+        """`read` one, if it is not one of many of its topic. A topic is listed once, unless that
+        was done less than `age_max_s` ago.
+        """
         results: dict[TopicIdPartition, PartitionView | RemoteStorageError] = {}
         by_topic: dict[UUID, set[TopicIdPartition]] = {}
         async for tp in cooperative(tps):
@@ -189,21 +204,19 @@ class ArchiveWatch:
 
         async def look(tp: TopicIdPartition) -> None:
             try:
-                results[tp] = await self.view(tp)
+                results[tp] = await read(tp)
             except RemoteStorageError as error:
                 results[tp] = error
 
         async def look_at_topic(tps_of_topic: Collection[TopicIdPartition]) -> None:
             topic_id = next(iter(tps_of_topic)).topic_id
-            # After a failure each partition has its last view, if any.
             try:
                 async with self._reads:
                     now = asyncio.get_running_loop().time()
-                    await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
+                    await self._rlmm.refresh_topic(topic_id, now - age_max_s)
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
-                    async for tp in cooperative(tps_of_topic, _VIEWS_AT_ONCE):
-                        results[tp] = self._rlmm.view(tp) or error
+                    results.update(dict.fromkeys(tps_of_topic, error))
                     return
                 # One partition's folder cannot be listed: the others are looked at alone.
             async for tp in cooperative(tps_of_topic, _VIEWS_AT_ONCE):
@@ -271,11 +284,14 @@ class ArchiveWatch:
         now = asyncio.get_running_loop().time()
         self._ends = {tp: until for tp, until in self._ends.items() if until > now}
 
-        async def follow(tp: TopicIdPartition) -> None:
+        async def follow(tp: TopicIdPartition) -> PartitionView:
             async with self._reads:
-                await self._rlmm.refresh(tp, now)
+                return await self._rlmm.refresh(tp, now)
 
-        await for_each(list(self._ends), follow, min(len(self._ends), READS_AT_ONCE_MAX))
+        views = await self._look_at(list(self._ends), 0.0, follow)
+        error = next((each for each in views.values() if isinstance(each, Exception)), None)
+        if error is not None:
+            raise error
 
     def _note(self, error: RemoteStorageError | None) -> None:
         if error is not None and not self._failing:
