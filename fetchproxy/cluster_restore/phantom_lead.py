@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from fetchproxy_protocol.apis import ErrorCode
+
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cluster_restore import checks, new_cluster, rights
 from fetchproxy.cluster_restore import controller_requests as requests
@@ -35,6 +37,7 @@ _PROGRESS_INTERVAL_S = 2.0
 _QUIET_MAX_S = 10.0
 _QUIET_LOOK_S = 0.02
 _LEAVE_TRIES_MAX = 5
+_CREATE_TRIES_MAX = 5
 
 
 @dataclass(eq=False, kw_only=True)
@@ -164,10 +167,23 @@ class PhantomLead:
                 self.phantoms.of_partition(topic.name, n)
                 for n in range(len(topic.archived.partitions))
             ]
-            topic_id = await requests.create_topic(self.controller, topic.name, replicas, configs)
+            topic_id = await self._created(topic.name, replicas, configs)
             if topic_id is not None:
                 goals = enumerate(partition_goals(topic))
                 led.lead(topic.name, topic_id, {n: led_log(goal) for n, goal in goals})
+
+    async def _created(
+        self, name: str, replicas: Sequence[Sequence[int]], configs: Mapping[str, str]
+    ) -> UUID | None:
+        """As `create_topic`. On a busy machine the controller may take phantoms for dead."""
+        for _ in range(_CREATE_TRIES_MAX - 1):
+            try:
+                return await requests.create_topic(self.controller, name, replicas, configs)
+            except ClusterError as error:
+                if error.error_code != ErrorCode.INVALID_REPLICA_ASSIGNMENT:
+                    raise
+            await self.phantoms.rise()
+        return await requests.create_topic(self.controller, name, replicas, configs)
 
     async def _hand_over(self) -> None:
         """No partition that was created here has a leader yet that takes records."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from proxy_process import wait_for
 from restore_process import RestoreProcess, config_of, group, order_of, topic
 
 from fetchproxy.cluster_restore.plan import LostTopic, TopicAction
@@ -227,6 +228,25 @@ async def test_another_cluster_needs_another_file(
 
     with pytest.raises(Exception, match="belongs to the restore of cluster another"):
         await asyncio.wait_for(restored(kafka_server.bootstrap, order), 60)
+
+
+async def test_phantoms_that_the_controller_has_taken_for_dead_lead_all_the_same(
+    own_kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """The command stood still for longer than a broker's session."""
+    bootstrap, name = own_kafka_server.bootstrap, "stood-still"
+    brokers = AdminClient({"bootstrap.servers": bootstrap})
+
+    def stand_still(line: str) -> None:
+        if line == "step: create":  # blocks the loop in which heartbeats are sent
+            wait_for("the end", lambda: set(brokers.list_topics(timeout=30).brokers) == {1})
+
+    order = order_of(tmp_path / "job", [topic(name, [1_000, 2_000])])
+    report = await ClusterRestore(config_of(bootstrap), order, stand_still).run()
+
+    assert report.is_whole, list(report.lines())
+    assert ends(bootstrap, name, 2) == [(1_000, 1_000), (2_000, 2_000)]
+    assert_no_phantom(bootstrap, {1})
 
 
 async def test_clients_and_new_topics_meet_no_phantom(
