@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.cluster_restore import controller_requests as requests
 from fetchproxy.cluster_restore.controller import ActiveController
-from fetchproxy.cluster_restore.needed_rights import is_refusal
 from fetchproxy.cluster_restore.new_cluster import read_placements
 from fetchproxy.cluster_restore.plan import (
     EPOCHS_RAISED_MAX,
@@ -33,8 +32,8 @@ async def raise_epochs(
     cluster: Cluster, brokers: ActiveController, topics: Iterable[LostTopic]
 ) -> dict[str, str]:
     """`brokers`: they pass the requests on to their controller. `topics`: that exist. Returns those
-    whose epochs stay below the archived ones, and why. Raises ClusterError, but not for a missing
-    right.
+    whose epochs stay below the archived ones, and why. Raises ClusterUnavailable, and ClusterError
+    if the topics cannot be looked at.
     """
     by_name = {topic.name: topic for topic in topics}
     clock = asyncio.get_running_loop().time
@@ -58,9 +57,10 @@ async def raise_epochs(
         try:
             await _one_more(brokers, places)
         except ClusterError as error:
-            if not is_refusal(error):
+            if error.retriable:
                 raise
-            refused = f"to raise them needs the right ALTER on the cluster: {error}"
+            # The right is missing, or a service does without these requests.
+            refused = f"to raise them needs elections, and ALTER on the cluster: {error}"
             return {name: reason or refused for name, reason in why.items()}
         await asyncio.sleep(_LOOK_INTERVAL_S)
 
