@@ -329,8 +329,8 @@ class FetcherPool:
     def _note(self, load: Load, failure: FetchProxyError | None, began_at: float) -> None:
         now = asyncio.get_running_loop().time()
         load.corrupt_reads += isinstance(failure, CorruptSegment)
-        answered = CorruptSegment | ObjectNotFound | MoreBytesNeeded
-        if failure is None or isinstance(failure, answered):
+        no_outage = CorruptSegment | ObjectNotFound | MoreBytesNeeded
+        if failure is None or isinstance(failure, no_outage):
             load.failures = 0
             load.failing_since = None
             self._health.succeeded(now)

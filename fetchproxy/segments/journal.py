@@ -67,7 +67,7 @@ _NONCE = Struct(">QI")
 # what has no room for the next object (`table_bytes`).
 TABLE_BYTES_MAX = 16 * 1024 * 1024
 # Of a table, without its entries.
-HEAD_BYTES_MAX = 64 * 1024
+TABLE_HEAD_BYTES_MAX = 64 * 1024
 # As much as its entries take by `table_bytes`, without their topics. A writer puts in the first
 # entry in any case, with up to 490,000 transactions, as a segment of 64 MiB has.
 TABLE_COUNTED_BYTES_MAX = 20 * 1024 * 1024
@@ -253,7 +253,7 @@ def _check_counts(raw: bytes, key: str) -> None:
         raise CorruptSegment(f"{key}: its table has more entries than its bytes have room for")
     begins = raw.find(_ENTRIES)
     at = len(raw) - len(_NO_MORE) if begins < 0 else begins + len(_ENTRIES)
-    if at > HEAD_BYTES_MAX:
+    if at > TABLE_HEAD_BYTES_MAX:
         raise CorruptSegment(f"{key}: its table has {at} bytes before its entries")
     decode_document(raw[:at] + _NO_MORE, key, _VERSION, lambda fields: fields.objects("entries"))
     # A character that is not ASCII, or a backslash for one, makes four bytes of each in its text.

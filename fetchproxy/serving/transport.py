@@ -27,6 +27,8 @@ _JOINED_BYTES_MAX = 32 * 1024  # a system call costs about as much as copying th
 SENT_BYTES_MAX = 2 * 1024 * 1024
 _GIVEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies bytes that it cannot send at once
 _SENT_PIECES_MAX = 1000  # Linux takes 1024 (IOV_MAX)
+# The other side sends no more. Other systems than Linux tell it only to who reads or writes.
+_ENDED: int = getattr(select, "POLLRDHUP", 0)
 
 
 class ReceiveBuffer:
@@ -96,10 +98,6 @@ def _sent_at_once(transport: Transport, pieces: list[memoryview]) -> list[memory
     except OSError:
         return pieces
     return without_first(pieces, size)
-
-
-# On other systems than Linux, such an end is noticed when the connection is read or written to.
-_ENDED: int = getattr(select, "POLLRDHUP", 0)
 
 
 class OtherSide(Enum):

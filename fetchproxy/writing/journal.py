@@ -32,9 +32,9 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.cooperative import pieces
 from fetchproxy.segments.journal import (
-    HEAD_BYTES_MAX,
     PART_BYTES_MAX,
     TABLE_BYTES_MAX,
+    TABLE_HEAD_BYTES_MAX,
     JournalEntry,
     JournalParts,
     JournalPlace,
@@ -232,7 +232,7 @@ class Journal:
                     gains.append((-1 if gained is None else gained.first, gain))
             await asyncio.sleep(0)  # 10,000 partitions take 80 ms
         gains.sort(key=lambda pair: pair[0])
-        size_bytes, taken, room = 0, 0, TABLE_BYTES_MAX - HEAD_BYTES_MAX
+        size_bytes, taken, room = 0, 0, TABLE_BYTES_MAX - TABLE_HEAD_BYTES_MAX
         while taken < len(gains) and size_bytes < OBJECT_GAIN_BYTES_MAX:
             gain = gains[taken][1]
             room -= table_bytes(gain.tp.topic, len(gain.aborted))

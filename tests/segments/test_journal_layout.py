@@ -22,10 +22,10 @@ from fetchproxy.segments.journal import (
     _END,
     _MAGIC,
     END_BYTES,
-    HEAD_BYTES_MAX,
     PART_BYTES_MAX,
     TABLE_BYTES_MAX,
     TABLE_COUNTED_BYTES_MAX,
+    TABLE_HEAD_BYTES_MAX,
     TABLE_MEMORY_BYTES_MAX,
     JournalEntry,
     JournalParts,
@@ -266,7 +266,7 @@ def test_a_table_at_its_limits_takes_its_memory_and_none_is_read_above(
 
 def test_a_writers_first_entry_may_have_all_transactions_of_a_segment() -> None:
     assert table_bytes("t", 490_000) - 1 <= TABLE_COUNTED_BYTES_MAX
-    assert (TABLE_BYTES_MAX - HEAD_BYTES_MAX) // table_bytes("t", 0) < MOST_ENTRIES
+    assert (TABLE_BYTES_MAX - TABLE_HEAD_BYTES_MAX) // table_bytes("t", 0) < MOST_ENTRIES
 
 
 @pytest.mark.parametrize(

@@ -58,13 +58,13 @@ class SlowWorker:
 
     def __init__(self, connected: bool) -> None:
         self._connected = connected
-        self.asked, self.goes_on, self.asked_again = (asyncio.Event() for _ in range(3))
+        self.requested, self.goes_on, self.requested_again = (asyncio.Event() for _ in range(3))
 
     async def _begin(self, request: web.Request) -> web.Response:
         if "unconnected" in request.query:
-            self.asked_again.set()
+            self.requested_again.set()
             return web.json_response({"fault": "broker-down", "left_s": 1.0})
-        self.asked.set()
+        self.requested.set()
         await self.goes_on.wait()
         if self._connected:
             return web.json_response({"fault": "broker-down", "left_s": 1.0})
@@ -96,11 +96,11 @@ async def test_a_drill_whose_caller_goes_begins_in_all_workers_or_in_none() -> N
             _, writer = await asyncio.open_connection(address.host, address.port)
             head = "POST /api/drill?fault=broker-down&for_s=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
             writer.write(head.encode())
-            await slow.asked.wait()
+            await slow.requested.wait()
             writer.close()
             await writer.wait_closed()
             async with aiohttp.ClientSession(f"http://{address}") as session:
                 await session.get("/healthz")  # the end of the other was noticed before
             slow.goes_on.set()
             async with asyncio.timeout(20):
-                await slow.asked_again.wait()
+                await slow.requested_again.wait()

@@ -249,7 +249,7 @@ class ServedFetch:
             entered = await on.share.enter(reads.requested_bytes(plan.kept_from_broker), wait_until)
             if await on.shared.archive.purgatory.steps.begin() or entered:
                 views = NO_VIEWS  # the views may be old by now
-        with self._until_answered(reads):
+        with self._while_needed(reads):
             reads.watch(zip(plan.remote, plan.tps, strict=True), wait_until, views, waiting)
             await checkpoint(len(plan.remote))
             ready = reads.ready
@@ -269,7 +269,7 @@ class ServedFetch:
             await on.routing.refresh_log_offsets(plan.tps)
 
     @contextmanager
-    def _until_answered(self, reads: ArchivedReads) -> Iterator[None]:
+    def _while_needed(self, reads: ArchivedReads) -> Iterator[None]:
         """The task is cancelled only if the client is gone."""
         try:
             yield
