@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.storage.stores.s3_pages import (
-    PAGE_BYTES_MAX,
+    LISTING_PAGE_BYTES_MAX,
     PARSED_AT_ONCE_BYTES,
     PageBody,
     parsed_page,
@@ -135,7 +135,7 @@ def test_a_body_in_any_pieces(chunks: list[bytes], cuts: list[int], data: st.Dat
         b"0\r\nTrailer: 1\r\n\r\n",
         b"0\r\n\r\nmore",
         b"1" * 2000,
-        b"%x\r\n" % (PAGE_BYTES_MAX + 1),
+        b"%x\r\n" % (LISTING_PAGE_BYTES_MAX + 1),
     ],
 )
 def test_chunks_that_are_none(raw: bytes) -> None:
@@ -147,4 +147,4 @@ def test_a_page_that_is_longer_than_it_says_or_may_be() -> None:
     with pytest.raises(ValueError, match="more bytes"):
         PageBody(1).take(b"ab")
     with pytest.raises(ValueError, match="a page of"):
-        PageBody(PAGE_BYTES_MAX + 1)
+        PageBody(LISTING_PAGE_BYTES_MAX + 1)

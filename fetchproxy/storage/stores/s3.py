@@ -330,10 +330,10 @@ class S3ObjectStore(ObjectStore):
                 page = await ranges.list_page(arguments, operation)
                 if page is not None:
                     return page
-            answered: S3Response = await client.list_objects_v2(Bucket=self._bucket, **arguments)
+            by_client: S3Response = await client.list_objects_v2(Bucket=self._bucket, **arguments)
             if ranges is not None:
                 ranges.note_needless_listing(arguments.get("Prefix", ""))
-        return answered
+        return by_client
 
     async def _allowed(self, call: Callable[[], Awaitable[T]]) -> T:
         """`call`, and again if it was denied and there are other credentials now: an operator has

@@ -17,7 +17,7 @@ _READ_FIELDS = frozenset(
     ("Key", "Size", "ETag", "Prefix", "EncodingType", "IsTruncated", "NextContinuationToken")
 )
 # A thousand objects whose keys are as long as S3 allows, each byte of them encoded as three.
-PAGE_BYTES_MAX = 8 * 1024 * 1024
+LISTING_PAGE_BYTES_MAX = 8 * 1024 * 1024
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}[ \t]*(;[^\r\n]*)?")
 _CHUNK_LINE_BYTES_MAX = 1024
 
@@ -28,7 +28,7 @@ class PageBody:
     """The body of a response: of `length` bytes, or in chunks (None; RFC 9112, 7.1)."""
 
     def __init__(self, length: int | None) -> None:
-        if length is not None and length > PAGE_BYTES_MAX:
+        if length is not None and length > LISTING_PAGE_BYTES_MAX:
             raise ValueError(f"a page of {length} bytes")
         self._length = length
         self._raw = bytearray()  # what is not decoded yet
@@ -65,7 +65,7 @@ class PageBody:
             raise ValueError(f"{line[:40]!r} is not a chunk's size")
         size = int(line.partition(b";")[0], 16)
         start = line_end + 2
-        if len(self.content) + size > PAGE_BYTES_MAX:
+        if len(self.content) + size > LISTING_PAGE_BYTES_MAX:
             raise ValueError("the page is too long")
         if len(raw) < start + size + 2:
             return None

@@ -153,14 +153,14 @@ def _request(url: str, byte_range: ByteRange | None) -> tuple[_Address, bytes]:
     scheme, _, after = url.partition("://")
     netloc, _, target = after.partition("/")
     address, named = _server(scheme, netloc)
-    wanted = (
+    range_header = (
         "" if byte_range is None else f"Range: bytes={byte_range.start}-{byte_range.end - 1}\r\n"
     )
     return address, (
         f"GET /{target} HTTP/1.1\r\n"
         f"Host: {named}\r\n"
         f"User-Agent: fetchproxy/{__version__}\r\n"
-        f"{wanted}Accept-Encoding: identity\r\n\r\n"
+        f"{range_header}Accept-Encoding: identity\r\n\r\n"
     ).encode("ascii")
 
 
@@ -473,7 +473,7 @@ class S3RangeReads:
         """
         if self._needless >= NEEDLESS_MAX:
             return None
-        content = await self._asked(await self.signed_url(key), part, operation)
+        content = await self._requested(await self.signed_url(key), part, operation)
         if content is not None:
             self._needless = 0
         return content
@@ -488,13 +488,15 @@ class S3RangeReads:
             return None
         parameters = {_LISTING_PARAMETERS[name]: value for name, value in arguments.items()}
         url = signer.signed_listing({**parameters, "list-type": "2", "encoding-type": "url"})
-        body = await self._asked(url, None, operation)
+        body = await self._requested(url, None, operation)
         page = None if body is None else await parsed_page(body)
         if page is not None:
             self._needless_listings = 0
         return page
 
-    async def _asked(self, url: str, part: PartRequest | None, operation: str) -> bytearray | None:
+    async def _requested(
+        self, url: str, part: PartRequest | None, operation: str
+    ) -> bytearray | None:
         try:
             return await self._requests.get(url, part)
         except OtherResponse as error:

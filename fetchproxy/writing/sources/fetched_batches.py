@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 CHECKED_INLINE_BYTES_MAX = 8 * 1024
 # Kafka's default of `remote.fetch.max.wait.ms`.
 _TIERED_WAIT_MS = 500
+_Checked = tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -221,9 +222,6 @@ class BatchAccumulator(SegmentAccumulator):
             reason=reason.value,
         )
         return segment
-
-
-_Checked = tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]
 
 
 def _check_batches(tp: TopicIdPartition, position: int, fetched: FetchedPartition) -> _Checked:
