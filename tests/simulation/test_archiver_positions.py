@@ -429,9 +429,9 @@ def test_what_a_dead_archiver_had_is_at_risk_until_another_has_it() -> None:
             assert both.records == 15
             async with world.archiver({T0: 1}, number=3):
                 await asyncio.sleep(2 * POSITIONS_LOOK_INTERVAL_S)
-                left = of_all_archivers(positions.recovery_points())
-                assert left is not None
-                assert left.records == 5
+                point = of_all_archivers(positions.recovery_points())
+                assert point is not None
+                assert point.records == 5
 
     run_virtual(scene)
 
