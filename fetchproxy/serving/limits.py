@@ -77,9 +77,9 @@ class ArchiveOnlyLimits(ServingLimits):
 
     # No client produces to this server, so requests are small: far below gateway.frame_bytes_max.
     request_bytes_max: int = 1 * MiB
-    # A large request waits for memory at most as long as the most patient clients wait for a
-    # response (librdkafka's socket.timeout.ms; Java's request.timeout.ms is half of it).
-    large_request_max_wait_ms: int = 60_000
+    # A large request waits for memory at most so long: twice as long as librdkafka waits for a
+    # response (socket.timeout.ms), four times as long as Java's clients (request.timeout.ms).
+    large_request_max_wait_ms: int = 120_000
     # Memory of large requests, besides half of gateway.connection_buffers_bytes_max. The memory
     # plan counts with the default.
     large_request_bytes: int = LARGE_REQUEST_BYTES

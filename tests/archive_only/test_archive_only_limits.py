@@ -363,3 +363,19 @@ async def looks(store: RecordingStore, count: int) -> None:
 
     while sum(map(of_topic, store.listed)) < count:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+
+
+async def test_very_many_partitions_that_nobody_has_asked_for_are_listed_by_topic() -> None:
+    store, topic_id, partitions = RecordingStore(), UUID(int=9), PARTITIONS_READ_MAX + 30
+    planted = PlantedArchive(store)
+    for number in range(partitions):
+        await planted.add([batch(0)], tp=TopicIdPartition(topic_id, "ends", number))
+    async with serve_archive(planted) as served, asyncio.timeout(60):
+        client = await served.client()
+        store.listed.clear()
+        every = {("ends", topic_id, number): 10 for number in range(partitions)}
+        client.send(fetch_request(11, every, wait_ms=2_000), 11)
+        assert batch(0) not in await client.receive()
+        of_ends = [prefix for prefix in store.listed if prefix.startswith("archive/ends-")]
+        assert of_ends
+        assert all(prefix.count("/") == 2 for prefix in of_ends)  # none of a partition

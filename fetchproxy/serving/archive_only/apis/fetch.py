@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, MalformedMessage
@@ -138,6 +139,7 @@ class _Fetch:
         deadline = self._request.came_at + max(self._fetch.max_wait_ms, 0) / 1000
         read_deadline = max(deadline, begun_at + READ_WAIT_MIN_S)
         await share.enter(self._reads().requested_bytes(self._fetch.partitions), deadline)
+        await self._look_at_many(read_deadline)
         while True:
             await self._judge_by_memory()
             reads = {
@@ -164,6 +166,21 @@ class _Fetch:
             await self._request.idle(archive.wait_for_look(deadline))
             if self._request.pressed:
                 return
+
+    async def _look_at_many(self, until: float) -> None:
+        """Of very many partitions that were never looked at, list the topics: one after the other,
+        each would be a listing of its own. A failure shows in the reads.
+        """
+        if len(self.tps) <= PARTITIONS_READ_MAX:
+            return
+        view = self._parts.rlmm.view
+        unknown = [
+            tp async for tp in cooperative(self.tps.values()) if tp is not None and view(tp) is None
+        ]
+        if len(unknown) > PARTITIONS_READ_MAX:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._parts.archive.views(unknown)
 
     async def _judge_by_memory(self) -> None:
         """Find topics that are unknown or forbidden, and partitions that are read to their end."""
