@@ -18,11 +18,11 @@ from fetchproxy.config.load import Loaded, load
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.config.values import DURATION, HostPort, is_any_address, parse_host_port
 from fetchproxy.doctor.catalogue import CHECKS, Category
+from fetchproxy.doctor.installation import Installation, NotChecked
 from fetchproxy.doctor.machine import read_machine
 from fetchproxy.doctor.report import examination_json, examination_text
 from fetchproxy.doctor.runner import Examination, examine, unusable
 from fetchproxy.doctor.running_process import settings_in_force
-from fetchproxy.doctor.scene import NotChecked, Scene
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import configure_logging
 
@@ -114,7 +114,7 @@ async def _examine_once(context: typer.Context, skip: frozenset[str]) -> Examina
         present = await _present(context, file, loaded)
     except ConfigError as error:
         return unusable(error)
-    scene = Scene(
+    installation = Installation(
         loaded=loaded,
         machine=await asyncio.to_thread(read_machine),
         wall_clock_ms=wall_clock_ms,
@@ -122,7 +122,7 @@ async def _examine_once(context: typer.Context, skip: frozenset[str]) -> Examina
         present=present,
         file=file,
     )
-    return await examine(scene, skip)
+    return await examine(installation, skip)
 
 
 async def _present(context: typer.Context, file: Path | None, new_config: Loaded) -> Loaded | None:
