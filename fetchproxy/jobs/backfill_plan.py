@@ -15,7 +15,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.archive_reading import ArchiveReading
 from fetchproxy.remotelog.file_names import file_stem
-from fetchproxy.remotelog.options import EARLIEST, LATEST, ArchiveLocation, BoundKind, SourceOptions
+from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions, TopicPartition
 from fetchproxy.remotelog.planning import SKIPPED_RECORDS, OffsetSpan, Selection
 from fetchproxy.remotelog.planning_processes import Failing
 from fetchproxy.remotelog.rate_limits import Views
@@ -59,7 +59,7 @@ async def _input(options: SourceOptions) -> BackfillInput:
         chosen_views = [
             topic
             for topic in unlisted
-            if topic in (topics.assigned or ()) or topics.takes(topic, -1)
+            if topic in (topics.assigned or ()) or topics.includes(topic, -1)
         ]
         failures += not_listed({topic: unlisted[topic] for topic in chosen_views})
         if not options.fail_on_data_loss:
@@ -198,7 +198,7 @@ def next_plan(
     finished_ranges = set(whole_ranges)
     planned_ranges = dict.fromkeys((*(last.ranges if last else ()), *begun_ranges))
     waiting = [r for r in planned_ranges if r not in finished_ranges]
-    ranges_by_location: dict[ArchiveLocation, list[BackfillRange]] = {}
+    ranges_by_location: dict[TopicPartition, list[BackfillRange]] = {}
     for one in (*finished_ranges, *waiting):
         ranges_by_location.setdefault((one.topic, one.partition), []).append(one)
     ranges = waiting
