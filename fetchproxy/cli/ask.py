@@ -255,7 +255,7 @@ async def _one_look(config: Config) -> AsyncIterator[Rows]:
             cluster = await stack.enter_async_context(Cluster(config.cluster, tls=tls))
         sources = StatusSources(mode="command", health=Health())
         collector = StatusCollector(config, storage, rlmm, cluster, sources)
-        await collector.look()
+        await collector.update()
         store = (await collector()).store
         if store.up is False:
             raise ConfigError(f"the archive cannot be read: {store.last_error}")

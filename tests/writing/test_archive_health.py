@@ -312,7 +312,7 @@ async def status_of(config: Config) -> Status:
         StoreBackedRemoteLogMetadataManager(storage, config.metadata) as rlmm,
     ):
         collector = StatusCollector(config, storage, rlmm, None, nothing)
-        await collector.look()
+        await collector.update()
         publish_gauges(nothing.health.all(asyncio.get_running_loop().time()))
         return await collector()
 
@@ -413,7 +413,7 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
 
         async def look() -> list[Condition]:
             await rlmm.refresh(TP, asyncio.get_running_loop().time())
-            await health.look([TP], lambda tp: False)
+            await health.update([TP], lambda tp: False)
             return list(health.conditions())
 
         assert await look() == []
