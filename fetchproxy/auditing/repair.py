@@ -152,7 +152,7 @@ async def repair_archive(
         partition = _PartitionRepair(
             *parts, rlmm, tp, faulty[tp], wall_clock_ms, chunk_bytes, report.refusals
         )
-        await partition.look()
+        await partition.examine()
         for repair in partition.plan():
             if not dry_run:
                 await partition.apply(repair)
@@ -203,7 +203,7 @@ class _PartitionRepair:
     _broken: list[_Broken] = field(default_factory=list)
     _lineage_after: dict[int, tuple[EpochStart, ...]] = field(default_factory=dict)
 
-    async def look(self) -> None:
+    async def examine(self) -> None:
         """Read every log of the partition, in order. Raises RemoteStorageError."""
         await self.rlmm.refresh(self.tp, asyncio.get_running_loop().time())
         try:

@@ -58,15 +58,15 @@ class Leaders:
         self,
         tps: Collection[TopicIdPartition],
         ask: AskLeader[T],
-        tell: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
+        on_result: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
     ) -> dict[TopicIdPartition, T | ClusterError]:
         """`ask` each partition's leader. If it is wrong or lost: look it up again, back off, retry.
 
         The brokers are asked in parallel. No try begins later than request_max_ms after the first,
         so the whole takes up to twice that. If the Metadata response says that a topic is gone, the
-        topic is not looked up again. Raises no ClusterError: each partition has its own. `tell` is
-        called for each partition as soon as it is settled, while others are still asked; perhaps
-        twice.
+        topic is not looked up again. Raises no ClusterError: each partition has its own.
+        `on_result` is called for each partition as soon as it is settled, while others are still
+        asked; perhaps twice.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request_max_ms / 1000
@@ -75,7 +75,7 @@ class Leaders:
         waiting: Collection[TopicIdPartition] = tps
         while True:
             topic_infos = await self._topics_of(waiting, results)
-            await self._ask_once(topic_infos, ask, results, tell)
+            await self._ask_once(topic_infos, ask, results, on_result)
             waiting = [
                 tp async for tp in cooperative(waiting) if _may_pass(results[tp], tp in topic_infos)
             ]
@@ -84,8 +84,8 @@ class Leaders:
             attempts += 1
             pause_s = _RETRY_PAUSES.pause_ms(attempts, self._rng.random()) / 1000
             if not waiting or loop.time() + pause_s > deadline:
-                if tell is not None:
-                    await _report_results(results, results, tell)
+                if on_result is not None:
+                    await _report_results(results, results, on_result)
                 return results
             await asyncio.sleep(pause_s)
 
@@ -117,7 +117,7 @@ class Leaders:
         topic_infos: Mapping[TopicIdPartition, TopicInfo],
         ask: AskLeader[T],
         results: dict[TopicIdPartition, T | ClusterError],
-        tell: Callable[[TopicIdPartition, T | ClusterError], None] | None,
+        on_result: Callable[[TopicIdPartition, T | ClusterError], None] | None,
     ) -> None:
         by_leader: dict[HostPort, dict[TopicIdPartition, TopicInfo]] = {}
         async for tp, topic in cooperative(topic_infos.items()):
@@ -133,9 +133,9 @@ class Leaders:
                 results.update(await ask(leader, topics))
             except ClusterError as error:
                 results.update(dict.fromkeys(topics, error))
-            if tell is not None:
+            if on_result is not None:
                 settled = await chosen(topics, lambda tp: not _may_pass(results[tp], True))
-                await _report_results(settled, results, tell)
+                await _report_results(settled, results, on_result)
 
         async with asyncio.TaskGroup() as asking:
             for address, led in by_leader.items():
@@ -145,11 +145,11 @@ class Leaders:
 async def _report_results(
     tps: Collection[TopicIdPartition],
     results: Mapping[TopicIdPartition, T | ClusterError],
-    tell: Callable[[TopicIdPartition, T | ClusterError], None],
+    on_result: Callable[[TopicIdPartition, T | ClusterError], None],
 ) -> None:
     """A few at a time, because the called function has work to do."""
     async for tp in cooperative(tps, RESULTS_PER_STEP):
-        tell(tp, results[tp])
+        on_result(tp, results[tp])
 
 
 def _key(tp: TopicIdPartition) -> str | UUID:

@@ -11,9 +11,9 @@ at and above it are.
 
 An archiver rewrites its object when its content changes, and every `HEARTBEAT_INTERVAL_S` with
 another `beat`. No clock of another machine counts: an object that the reader sees unchanged for
-`SILENT_MAX_S` is ignored. Time in which the reader did not look does not count: the archiver may
+`SILENT_MAX_S` is ignored. Time in which the reader did not read does not count: the archiver may
 not have reached the store then either, and still has its records. A silent archiver is reported
-sooner: three looks without a change are not an accident.
+sooner: three reads without a change are not an accident.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ log = structlog.get_logger(__name__)
 _VERSION = 1
 HEARTBEAT_INTERVAL_S = 2.0
 SILENT_MAX_S = 30.0
-# A look is a small listing. With these three values a killed archiver is named within 15 s.
-POSITIONS_LOOK_INTERVAL_S = 3.0
-MISSED_AFTER_S = 3 * POSITIONS_LOOK_INTERVAL_S
-# If two looks are further apart, a look between them failed. The archiver may have failed then.
+# A read is a small listing. With these three values a killed archiver is named within 15 s.
+POSITIONS_READ_INTERVAL_S = 3.0
+MISSED_AFTER_S = 3 * POSITIONS_READ_INTERVAL_S
+# If two reads are further apart, a read between them failed. The archiver may have failed then.
 LOOK_DELAY_MAX_S = 2.0
 
-# If two looks are further apart, the reader cannot tell whether an archiver was silent.
-LOOKS_APART_MAX_S = SILENT_MAX_S / 2
+# If two reads are further apart, the reader cannot tell whether an archiver was silent.
+READS_APART_MAX_S = SILENT_MAX_S / 2
 
-# How long a caller of `look` waits for a slow store.
-LOOK_WAIT_MAX_S = 0.5
+# How long a caller of `refresh_unless_failing` waits for a slow store.
+READ_WAIT_MAX_S = 0.5
 # An archiver's sentences for people come from the store, and are shown on a page.
 TROUBLES_MAX = 8
 SENTENCE_CHARS_MAX = 1_000
@@ -176,7 +176,7 @@ def _entries(fields: JsonFields) -> Iterator[tuple[tuple[UUID, int], int]]:
 class _ReadPositions:
     """One archiver's object as last read: its `version`, and since when that is unchanged.
 
-    `watched_from`: since when every look came in time and found the object unchanged.
+    `watched_from`: since when every read came in time and found the object unchanged.
     """
 
     version: str
@@ -231,31 +231,31 @@ class ArchiverPositions:
         """
         await self._reads.get(None, not_older_than)
 
-    async def look(self, age_max_s: float) -> None:
+    async def refresh_unless_failing(self, age_max_s: float) -> None:
         """As `refresh`, for callers that no outage may delay: then the last objects count."""
         if self._failing:
             return  # `run` tries again
         with suppress(RemoteStorageError, TimeoutError):
-            async with asyncio.timeout(LOOK_WAIT_MAX_S):
+            async with asyncio.timeout(READ_WAIT_MAX_S):
                 return await self.refresh(self._clock() - age_max_s)
         self._failing = True
 
-    async def first_look(self) -> None:
-        """Wait for the first look, if there was none yet: `run` keeps the last one fresh."""
+    async def first_read(self) -> None:
+        """Wait for the first read, if there was none yet: `run` keeps the last one fresh."""
         if self._read_at == float("-inf"):
-            await self.look(POSITIONS_LOOK_INTERVAL_S)
+            await self.refresh_unless_failing(POSITIONS_READ_INTERVAL_S)
 
     @property
     def read_at(self) -> float:
-        """Loop time (s) at which the last look began that the store answered."""
+        """Loop time (s) at which the last read began that the store answered."""
         return self._read_at
 
     async def run(self) -> None:
-        """Looks for ever, so that callers seldom wait and a silent archiver is noticed."""
+        """Reads for ever, so that callers seldom wait and a silent archiver is noticed."""
         while True:
             with suppress(RemoteStorageError):  # counted by the store
                 await self.refresh(self._clock())
-            await asyncio.sleep(POSITIONS_LOOK_INTERVAL_S)
+            await asyncio.sleep(POSITIONS_READ_INTERVAL_S)
 
     def _in_words(self, silent: _ReadPositions, partitions: int) -> str:
         """`partitions`: how many of its partitions no other archiver has."""
@@ -269,7 +269,7 @@ class ArchiverPositions:
         )
 
     def archiver_position(self, tp: TopicIdPartition) -> int | None:
-        """As of the last look; None: no archiver accumulates the partition. Never blocks."""
+        """As of the last read; None: no archiver accumulates the partition. Never blocks."""
         here = None if self._here is None else self._here(tp)
         if here is not None:
             return here
@@ -286,8 +286,8 @@ class ArchiverPositions:
         """Of the archivers in other processes with a journal that are alive, or have partitions
         that nobody has taken over. Never blocks.
 
-        An age goes on from the first look that saw it: the archiver wrote it up to
-        `POSITIONS_LOOK_INTERVAL_S` before.
+        An age goes on from the first read that saw it: the archiver wrote it up to
+        `POSITIONS_READ_INTERVAL_S` before.
         """
         now, own_key = self._clock(), self._own_key()
         for key, one in self._stored.items():
@@ -381,9 +381,9 @@ class ArchiverPositions:
 
 
 def _unchanged(previous: _ReadPositions, began_at: float, apart_s: float) -> _ReadPositions:
-    """`apart_s`: since the last look. In a longer pause the archiver may have had no store."""
-    if apart_s > LOOKS_APART_MAX_S:
+    """`apart_s`: since the last read. In a longer pause the archiver may have had no store."""
+    if apart_s > READS_APART_MAX_S:
         return replace(previous, seen_at=began_at, watched_from=began_at)
-    if apart_s > POSITIONS_LOOK_INTERVAL_S + LOOK_DELAY_MAX_S:
+    if apart_s > POSITIONS_READ_INTERVAL_S + LOOK_DELAY_MAX_S:
         return replace(previous, watched_from=began_at)
     return previous

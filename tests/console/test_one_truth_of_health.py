@@ -66,7 +66,7 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
             parts.mode, parts.health, published_conditions=lambda: published_conditions
         )
         collector = StatusCollector(CONFIG, planted.storage, rlmm, cluster, around)
-        await parts.brokers.look()
+        await parts.brokers.ask_brokers()
         await collector.update()
         fail(parts)
         async with (

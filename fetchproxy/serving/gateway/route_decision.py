@@ -287,7 +287,7 @@ class RouteDecider:
                 may_be[topic_id] = True
                 self.unlisted.add(topic_id)
         if not all(may_be.values()):
-            await archive.positions.look(POSITIONS_AGE_MAX_S)
+            await archive.positions.refresh_unless_failing(POSITIONS_AGE_MAX_S)
         async for key, tp in cooperative(tps.items()):
             if may_be[tp.topic_id] or archive.positions.archiver_position(tp) is not None:
                 archived[key] = tp
