@@ -108,9 +108,7 @@ class MirrorSide:
 
 
 @asynccontextmanager
-async def open_place(
-    url: str, config: Config, *, create: bool = False
-) -> AsyncIterator[MirrorSide]:
+async def open_side(url: str, config: Config, *, create: bool = False) -> AsyncIterator[MirrorSide]:
     """`config`: all settings except `store.url`. Raises ConfigError, RemoteStorageError."""
     store, prefix = open_object_store(url, config.store, create=create)
     at_rest = partial(at_rest_of, config.store)
@@ -123,7 +121,7 @@ async def open_place(
 
 
 @dataclass(frozen=True, slots=True)
-class ToCopy:
+class CopyCandidate:
     """A segment that may have to be copied. `objects`: the segment's objects by file. `known`: what
     the copy's metadata say of it; None: no reader of the copy sees it yet.
     """
@@ -145,8 +143,8 @@ class _Plan:
     small ones may differ. `other_keys`, `extra`: keys below the prefix.
     """
 
-    copies: list[ToCopy] = field(default_factory=list)
-    there: list[ToCopy] = field(default_factory=list)
+    copies: list[CopyCandidate] = field(default_factory=list)
+    there: list[CopyCandidate] = field(default_factory=list)
     other_keys: list[str] = field(default_factory=list)  # of no segment; compared by content
     # Objects of the copy that the archive no longer has. For a segment, this run deletes only the
     # metadata; a later run deletes the other objects, which a reader may still be reading.
@@ -177,7 +175,7 @@ def plan_mirror(
             if file is not SegmentFile.METADATA
         )
         files = {file: stored_object for file, (_, stored_object) in objects.items()}
-        copy = ToCopy(metadata, files, have.get(metadata.segment_id))
+        copy = CopyCandidate(metadata, files, have.get(metadata.segment_id))
         found_there = whole and copy.known is not None and not compare
         (plan.there if found_there else plan.copies).append(copy)
     ids = {segment.segment_id for segment in segments}
@@ -246,8 +244,8 @@ class MirroredPartition:
 
 @dataclass(eq=False, repr=False)
 class PartitionMirror:
-    """Copies one partition of an archive to another store. One run over one partition. `tell(done,
-    all)`: log bytes.
+    """Copies one partition of an archive to another store. One run over one partition.
+    `on_progress(done, all)`: log bytes.
     """
 
     source: MirrorSide
@@ -256,7 +254,7 @@ class PartitionMirror:
     spool: Spool
     pace: CopyPace
     options: MirrorOptions
-    tell: Callable[[int, int], None]
+    on_progress: Callable[[int, int], None]
 
     def __post_init__(self) -> None:
         self._done_bytes = 0
@@ -290,7 +288,7 @@ class PartitionMirror:
         copied_objects = await self.target.partition_objects(self.tp)
         plan = await self._make_plan(copied_objects, compare=compare)
 
-        async def renew(to_copy: ToCopy) -> None:
+        async def renew(to_copy: CopyCandidate) -> None:
             if to_copy.metadata.segment_id in self._faulty or await self._renew(to_copy):
                 self._advance(to_copy.metadata.segment_size_bytes)
             else:
@@ -300,7 +298,7 @@ class PartitionMirror:
         last = asyncio.Event()
         last.set()
 
-        async def copy(to_copy: ToCopy) -> None:
+        async def copy(to_copy: CopyCandidate) -> None:
             nonlocal last
             before, last = last, asyncio.Event()
             previous_turn = last
@@ -384,9 +382,9 @@ class PartitionMirror:
 
     def _advance(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
-        self.tell(self._done_bytes, self._result.size_bytes)
+        self.on_progress(self._done_bytes, self._result.size_bytes)
 
-    async def _renew(self, copy: ToCopy) -> bool:
+    async def _renew(self, copy: CopyCandidate) -> bool:
         """Take over what the archive has replaced since the copy. False: the segment has to be read
         and checked as for a first copy.
         """
@@ -399,7 +397,7 @@ class PartitionMirror:
                 await self._put_segment(copy, self._put_metadata(copy))
         return done
 
-    async def _files_that_differ(self, copy: ToCopy) -> list[SegmentFile]:
+    async def _files_that_differ(self, copy: CopyCandidate) -> list[SegmentFile]:
         """The small objects that differ from those of the copy."""
         differ = []
         for file in REPLACEABLE:
@@ -413,7 +411,7 @@ class PartitionMirror:
             await self.pace.turn(None)
         return differ
 
-    async def _take_key(self, copy: ToCopy) -> bool:
+    async def _take_key(self, copy: CopyCandidate) -> bool:
         """True: the `.packing` differs by the wrapped key alone, which opens the copy's log, too.
         Then it is taken over without the log.
         """
@@ -438,7 +436,7 @@ class PartitionMirror:
         await self._put_segment(copy, self._put_if_other(key[len(self.source.prefix) :], content))
         return True
 
-    async def _is_sound(self, copy: ToCopy) -> bool:
+    async def _is_sound(self, copy: CopyCandidate) -> bool:
         """Whether the archive's small objects agree with its metadata, which are newer than the
         copy's.
         """
@@ -451,7 +449,7 @@ class PartitionMirror:
         return not verifier.unread and not verifier.faults
 
     async def _copy(
-        self, copy: ToCopy, copied_objects: Mapping[str, StoredObject], turn: asyncio.Event
+        self, copy: CopyCandidate, copied_objects: Mapping[str, StoredObject], turn: asyncio.Event
     ) -> None:
         folder = self.spool.new_file()
         try:
@@ -462,7 +460,7 @@ class PartitionMirror:
 
     async def _copy_whole(
         self,
-        copy: ToCopy,
+        copy: CopyCandidate,
         folder: Path,
         copied_objects: Mapping[str, StoredObject],
         turn: asyncio.Event,
@@ -487,7 +485,7 @@ class PartitionMirror:
         await self._put_segment(copy, put())
 
     @asynccontextmanager
-    async def _noting_errors(self, copy: ToCopy) -> AsyncIterator[None]:
+    async def _noting_errors(self, copy: CopyCandidate) -> AsyncIterator[None]:
         """Errors of the segment's objects at the archive."""
         try:
             yield
@@ -499,16 +497,18 @@ class PartitionMirror:
         except ObjectNotReadable as error:
             self._note_unreadable(error, copy)
 
-    def _note_faults(self, copy: ToCopy, faults: Sequence[Condition]) -> None:
+    def _note_faults(self, copy: CopyCandidate, faults: Sequence[Condition]) -> None:
         if faults:
             self._faulty.add(copy.metadata.segment_id)
             self._add(faults)
 
-    def _note_fault(self, copy: ToCopy, message: str, file: SegmentFile = SegmentFile.LOG) -> None:
+    def _note_fault(
+        self, copy: CopyCandidate, message: str, file: SegmentFile = SegmentFile.LOG
+    ) -> None:
         key, first = self.source.rsm.object_key(copy.metadata, file), copy.metadata.start_offset
         self._note_faults(copy, [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, message, first)])
 
-    async def _put_segment(self, copy: ToCopy, puts: Awaitable[bool]) -> None:
+    async def _put_segment(self, copy: CopyCandidate, puts: Awaitable[bool]) -> None:
         """Count the segment if `puts` wrote something. It is noted as failed if the target does not
         take one of its objects.
         """
@@ -522,7 +522,7 @@ class PartitionMirror:
         self._failed_in_a_row = 0
         self._result.copied += wrote
 
-    def _note_failed_copy(self, copy: ToCopy, error: RemoteStorageError) -> None:
+    def _note_failed_copy(self, copy: CopyCandidate, error: RemoteStorageError) -> None:
         """Note the segment. Raises `error` if so many fail in a row that the store fails."""
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= FAILING_IN_A_ROW_MAX and not self._again:
@@ -530,7 +530,7 @@ class PartitionMirror:
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
         self._result.failed.append(unread(copy.metadata, key, error))
 
-    async def _download_segment(self, copy: ToCopy, folder: Path) -> list[Condition]:
+    async def _download_segment(self, copy: CopyCandidate, folder: Path) -> list[Condition]:
         """Downloads the segment into `folder` and returns its faults. Retries once after faults."""
         faults: list[Condition] = []
         await asyncio.to_thread(folder.mkdir)
@@ -592,7 +592,7 @@ class PartitionMirror:
         self._result.bytes_copied += size
         return True
 
-    async def _put_metadata(self, copy: ToCopy) -> bool:
+    async def _put_metadata(self, copy: CopyCandidate) -> bool:
         """Writes the current metadata: an archiver may have changed them since they were listed."""
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.METADATA)
         content = await self.source.store.get(key)
@@ -601,7 +601,7 @@ class PartitionMirror:
             raise ObjectNotFound(key)
         return await self._put_if_other(key[len(self.source.prefix) :], content)
 
-    def _note_unreadable(self, error: ObjectNotReadable, copy: ToCopy) -> None:
+    def _note_unreadable(self, error: ObjectNotReadable, copy: CopyCandidate) -> None:
         """The segment's other objects are left out too; the next run copies what is readable."""
         if error.retriable:
             self._note_failed_copy(copy, error)

@@ -197,7 +197,7 @@ async def mark_moved(
     return await _check_marked(source, moved_identity)
 
 
-async def take_back(side: MirrorSide, moved_identity: ArchiveIdentity) -> None:
+async def undo_move(side: MirrorSide, moved_identity: ArchiveIdentity) -> None:
     """Mark `side` as the archive again, with its generation and manager."""
     assert moved_identity.moved is not None
     identity = replace(moved_identity, manager=moved_identity.moved.manager, moved=None)
@@ -213,7 +213,7 @@ async def hand_over(
     for url, _ in await source.objects.list_mirrors():
         if not same_place(url, moved_identity.moved.to):
             await target.objects.note_mirror(url)
-    await take_back(target, moved_identity)
+    await undo_move(target, moved_identity)
 
 
 async def _check_marked(source: MirrorSide, moved_identity: ArchiveIdentity) -> ArchiveIdentity:
@@ -245,17 +245,21 @@ class DeletedPartition:
 
 
 async def delete_moved_partition(
-    places: tuple[MirrorSide, MirrorSide], tp: TopicIdPartition, tell: Callable[[int, int], None]
+    sides: tuple[MirrorSide, MirrorSide],
+    tp: TopicIdPartition,
+    on_progress: Callable[[int, int], None],
 ) -> DeletedPartition:
-    """`places`: the old place, the new place. May be repeated. Raises RemoteStorageError."""
+    """`sides`: the old place, the new place. May be repeated. Raises RemoteStorageError."""
     with each_object_alone():
-        return await _delete_moved(places, tp, tell)
+        return await _delete_moved(sides, tp, on_progress)
 
 
 async def _delete_moved(
-    places: tuple[MirrorSide, MirrorSide], tp: TopicIdPartition, tell: Callable[[int, int], None]
+    sides: tuple[MirrorSide, MirrorSide],
+    tp: TopicIdPartition,
+    on_progress: Callable[[int, int], None],
 ) -> DeletedPartition:
-    (source, target), result = places, DeletedPartition(tp)
+    (source, target), result = sides, DeletedPartition(tp)
     for removal in (
         await metadata_faults(target.storage, target.rlmm, tp),
         await CompletenessCheck(target.objects, target.rlmm, tp).check(),
@@ -288,7 +292,7 @@ async def _delete_moved(
             await source.store.delete(source.prefix + relative_key)
             result.objects += 1
             result.size_bytes += segment[relative_key].size_bytes
-        tell(result.size_bytes, total)
+        on_progress(result.size_bytes, total)
     if not result.remaining:
         for relative_key in source_objects:
             if is_partition_object_key("", relative_key):

@@ -428,13 +428,13 @@ class _PartitionRepair:
         contents: dict[SegmentFile, bytes | None] = {
             SegmentFile.INDEX: segment.index.encoded(keys[SegmentFile.LOG])
         }
-        for file, tell in (
+        for file, derive_content in (
             (SegmentFile.EPOCHS, self._epochs),
             (SegmentFile.TXN, self._aborted_entries),
         ):
             if keys[file] in self.faulty or broken.known is None:
                 try:
-                    contents[file] = tell(broken, metadata)
+                    contents[file] = derive_content(broken, metadata)
                 except CorruptSegment as error:
                     self.refusals.append(f"{self._name(broken.metadata)}: {error}")
         if SegmentFile.TXN in contents:

@@ -196,7 +196,7 @@ def _progress_of(name: str, unit: Callable[[float], str]) -> Iterator[OnProgress
         nonlocal logged_at
         now = time.perf_counter()
         rate = f"{unit(done.size_done)}, {unit(done.size_done / max(now - began_at, 1e-3))}/s"
-        bar.update(task, completed=done.items_done + done.begun, total=done.items, size=rate)
+        bar.update(task, completed=done.items_done + done.in_progress, total=done.items, size=rate)
         if not console.is_terminal and now - logged_at >= _LOG_EVERY_S:
             logged_at = now
             log.info("job_progress", part=name, done=done.items_done, total=done.items, size=rate)

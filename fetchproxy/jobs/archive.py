@@ -208,7 +208,7 @@ def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, 
 
 
 async def _archive_partition(
-    config: Config, archive: ManagedArchive, planned: PlannedPartition, tell: Report
+    config: Config, archive: ManagedArchive, planned: PlannedPartition, on_progress: Report
 ) -> ArchivedPartition:
     await check_is_own_archive(archive.storage, archive.cluster)
     archive_pass = ArchivePass(

@@ -368,7 +368,7 @@ def report_work(
 
 
 async def _measure(
-    config: Config, now_ms: int, archive: StoredArchive, tp: TopicIdPartition, tell: Report
+    config: Config, now_ms: int, archive: StoredArchive, tp: TopicIdPartition, on_progress: Report
 ) -> PartitionFigures:
     """Uses the retention of `archive.*`. Only brokers know a topic's own, and none is asked."""
     retention = effective_retention(config.archive, tp.topic, None)

@@ -130,7 +130,7 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
 
 
 async def _restore_group(
-    dry_run: bool, archive: ToRestore, tps: _Tps, tell: Report
+    dry_run: bool, archive: ToRestore, tps: _Tps, on_progress: Report
 ) -> RestoredGroup:
     (storage, rlmm), follower = archive
     lost_conditions: list[Condition] = []
