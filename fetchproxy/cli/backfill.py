@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from fetchproxy.archive import store_url
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import (
-    ask_store,
+    check_store,
     count,
     end_job,
     print_not_encrypted,
@@ -108,7 +108,7 @@ def backfill(
         source = source_options(config, topics, source_settings or ())
         if (parquet is None) == (to_topic is None):
             raise ConfigError("use either --parquet or --to-topic")
-    ask_store(config, names_in(topics))
+    check_store(config, names_in(topics))
     from fetchproxy.jobs import backfill as job
     from fetchproxy.jobs import backfill_topic as topic_job
 

@@ -60,14 +60,14 @@ def read_job(context: typer.Context, *needs: str) -> Config:
         return config
 
 
-def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
+def check_store(config: Config, topics: Iterable[str | None] = ()) -> None:
     """Checks the store before Spark starts, which takes seconds. Exit code 2 if the store does not
     answer, or if the archive lacks one of `topics`. A topic None is not checked.
     """
-    run_to_end(_look(config, [topic for topic in topics if topic is not None]))
+    run_to_end(_topics_exist(config, [topic for topic in topics if topic is not None]))
 
 
-async def _look(config: Config, topics: Iterable[str]) -> bool:
+async def _topics_exist(config: Config, topics: Iterable[str]) -> bool:
     """Raises RemoteStorageError, ConfigError."""
     max_s = config.store.metadata_read_max_ms / 1000
     async with stored_archive(config) as archive:
@@ -126,9 +126,9 @@ def run_over(
     *needs: str,
     unit: Callable[[float], str] = in_bytes,
 ) -> T:
-    """`read_job`, `ask_store`, then `run_job` with `job(runner, config, topic=topic)`."""
+    """`read_job`, `check_store`, then `run_job` with `job(runner, config, topic=topic)`."""
     config = read_job(context, *needs)
-    ask_store(config, [topic])
+    check_store(config, [topic])
     return run_job(context, config, lambda runner: job(runner, config, topic=topic), unit)
 
 

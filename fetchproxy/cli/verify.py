@@ -21,7 +21,7 @@ from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
 from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.jobs import (
-    ask_store,
+    check_store,
     count,
     end_job,
     print_not_encrypted,
@@ -96,7 +96,7 @@ def verify(
         if as_json and repair:
             raise ConfigError("use either --json or --repair")
     config = read_job(context)
-    ask_store(config)
+    check_store(config)
     result = _run_verify(context, config, topic, (lambda _: None) if as_json else print_fault)
     report = result.report
     nothing = not (

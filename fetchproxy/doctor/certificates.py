@@ -29,7 +29,7 @@ from fetchproxy.serving.archive_only.logins import Logins
 from fetchproxy.storage.ciphers import KEY_BYTES
 from fetchproxy.storage.key_rings import KeyRing, key_context
 from fetchproxy.storage.remote_storage import at_rest_of
-from fetchproxy.tls.alerts import SHAKING
+from fetchproxy.tls.alerts import HANDSHAKE_PEER
 from fetchproxy.tls.contexts import LoadedContext, client_context, server_context
 from fetchproxy.tls.reloading import EXPIRY_WARNING_MS
 
@@ -152,11 +152,11 @@ def certificate_error(
     server.verify_mode = ssl.CERT_NONE
     client.check_hostname = name is not None
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    token = SHAKING.set(_Peer())
+    token = HANDSHAKE_PEER.set(_Peer())
     try:
         server_half = server.wrap_bio(to_server, to_client, server_side=True)
     finally:
-        SHAKING.reset(token)
+        HANDSHAKE_PEER.reset(token)
     other = client.wrap_bio(to_client, to_server, server_hostname=name)
     for _ in range(_FLIGHTS_MAX):
         for side in (other, server_half):

@@ -133,8 +133,8 @@ class Columns:
         values = {name: column[first:last] for name, column in self.values.items()}
         copied = self.copied
         if copied:
-            kept_ids = {raw for (raw,) in _ID.iter_unpack(ids)}
-            copied = {raw: end for raw, end in copied.items() if raw in kept_ids}
+            part_ids = {raw for (raw,) in _ID.iter_unpack(ids)}
+            copied = {raw: end for raw, end in copied.items() if raw in part_ids}
         return Columns(ids, values, self.epochs[first:last], self.pool, dict(copied))
 
     def __add__(self, other: Columns) -> Columns:

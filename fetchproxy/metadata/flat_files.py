@@ -415,7 +415,7 @@ class _Pending:
         )
 
 
-class KeptEvents:
+class CachedEvents:
     """Keeps the metadata topic's events in flat files. `async with` owns the writing. `directory`
     None: keeps no events, no method does anything.
     """

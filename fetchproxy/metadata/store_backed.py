@@ -31,9 +31,9 @@ from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.collected_metadata import (
     NOTHING_COLLECTED,
     Collected,
-    CollectedOnce,
-    Collecting,
+    CollectedWriter,
     Read,
+    SharedCollectedReads,
     collected_segment,
     read_collected,
 )
@@ -533,8 +533,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         super().__init__()
         self._objects = objects = storage.objects
         self._identity = storage.identity
-        self._collecting = Collecting(objects) if collects else None
-        self._collected_once = CollectedOnce(objects) if plans else None
+        self._collecting = CollectedWriter(objects) if collects else None
+        self._collected_once = SharedCollectedReads(objects) if plans else None
         self._serves = serves
         self._looks_at_ends = looks_at_ends
         self._ends_limits = ends_limits
@@ -878,7 +878,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if self._collecting is not None and alone:
             partitions = [read.partition for read in reads.values()]
             object_count = sum(len(partition.objects) for partition in partitions)
-            self._collecting.read_alone(
+            self._collecting.note_single_reads(
                 topic_id, alone, object_count, lambda: segments_in(partitions)
             )
         return views

@@ -17,7 +17,7 @@ from kafka.partitioner.default import murmur2
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.catalogue import PartitionTable
-from fetchproxy.metadata.flat_files import KeptEvents
+from fetchproxy.metadata.flat_files import CachedEvents
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.partition_ends import may_be_missed, must_be_announced
 from fetchproxy.metadata.partition_view import PartitionView
@@ -67,7 +67,7 @@ from fetchproxy.storage.remote_storage import RemoteStorage
 _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 # Kept per metadata partition. One problem proves that events are missing; more are for people.
-PROBLEMS_KEPT_MAX = 100
+PROBLEMS_MAX = 100
 _State = RemoteLogSegmentState
 # How long the first list of archived topics waits for a slow store.
 IN_STORE_WAIT_MAX_S = 1.0
@@ -121,7 +121,7 @@ class TopicFollower:
         self._read_max_ms = read_max_ms
         self._topic_name = ""
         self._partitions: list[_LogPartition] = []  # empty before the log was opened
-        self._cached_events = KeptEvents(cache_dir)
+        self._cached_events = CachedEvents(cache_dir)
         self._opening = FreshReads[None, None](self._open)
         self._reads = FreshReads(self._read)
         self._loading = asyncio.Lock()
@@ -295,9 +295,9 @@ class TopicFollower:
         """
         METADATA_UNREADABLE.inc()
         place = self._place(partition, offset)
-        if len(partition.problems) == PROBLEMS_KEPT_MAX:
+        if len(partition.problems) == PROBLEMS_MAX:
             if not partition.more_problems:
-                log.error("more_metadata_events_unreadable", place=place, told=PROBLEMS_KEPT_MAX)
+                log.error("more_metadata_events_unreadable", place=place, told=PROBLEMS_MAX)
             partition.more_problems = True
             return
         log.error("metadata_event_unreadable", place=place, error=str(error))

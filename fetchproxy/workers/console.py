@@ -26,13 +26,13 @@ from fetchproxy.console.rows import LIMIT_MAX, BadPage, page_query, skipped_rows
 from fetchproxy.console.server import HttpConsole, refused_rows
 from fetchproxy.workers.drill import DrillOfAll
 from fetchproxy.workers.merging import (
+    concatenated,
     merged_conditions,
     merged_groups,
     merged_lines,
     merged_metrics,
     merged_readers,
     merged_status,
-    one_after_the_other,
 )
 
 _Merge = Callable[[Sequence[list[dict[str, Any]]]], list[dict[str, Any]]]
@@ -45,7 +45,7 @@ MERGED: Mapping[str, _Merge] = {
     GROUPS: merged_groups,
     "/api/conditions": merged_conditions,
     "/api/log": merged_lines,
-    PROCESSES: one_after_the_other,
+    PROCESSES: concatenated,
 }
 # A worker answers within a turn of its loop; archived records come from the store.
 _WORKER_MAX_S, _RECORDS_MAX_S = 5.0, 60.0

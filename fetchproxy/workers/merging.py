@@ -86,7 +86,7 @@ def _merge_conditions(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]
 
 
 def _merge_problems(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> None:
-    """A problem of several workers is outlooks once. The outlook is the worst one."""
+    """A problem of several workers is shown once. The outlook is the worst one."""
     by_text: dict[str, dict[str, Any]] = {}
     for status in statuses:
         for one in status["problems"]:
@@ -121,10 +121,10 @@ def merged_conditions(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[di
             row["first_offset"],
         )
         merged.setdefault(condition_key, row)
-    return sorted(merged.values(), key=_badness)
+    return sorted(merged.values(), key=_severity_order)
 
 
-def _badness(condition: dict[str, Any]) -> tuple[int, bool, int]:
+def _severity_order(condition: dict[str, Any]) -> tuple[int, bool, int]:
     level = _LEVELS.index(Level(condition["level"]))
     return level, not condition["missing"], _SEVERITY.get(condition["kind"], len(_SEVERITY))
 
@@ -135,7 +135,7 @@ def merged_lines(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[st
     return sorted(rows, key=lambda row: str(row["at"]), reverse=True)
 
 
-def one_after_the_other(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+def concatenated(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Rows of `/api/process`."""
     return [row for rows in of_workers for row in rows]
 
