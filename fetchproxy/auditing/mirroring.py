@@ -139,12 +139,12 @@ class CopyCandidate:
 
 @dataclass(slots=True)
 class _Plan:
-    """What a run has to copy, to compare and to delete. `there`: the copy has each object, but
-    small ones may differ. `other_keys`, `extra`: keys below the prefix.
+    """What a run has to copy, to compare and to delete. `to_compare`: segments of which the copy
+    has all objects, but small ones may differ. `other_keys`, `extra`: keys below the prefix.
     """
 
     copies: list[CopyCandidate] = field(default_factory=list)
-    there: list[CopyCandidate] = field(default_factory=list)
+    to_compare: list[CopyCandidate] = field(default_factory=list)
     other_keys: list[str] = field(default_factory=list)  # of no segment; compared by content
     # Objects of the copy that the archive no longer has. For a segment, this run deletes only the
     # metadata; a later run deletes the other objects, which a reader may still be reading.
@@ -177,7 +177,7 @@ def plan_mirror(
         files = {file: stored_object for file, (_, stored_object) in objects.items()}
         copy = CopyCandidate(metadata, files, have.get(metadata.segment_id))
         found_there = whole and copy.known is not None and not compare
-        (plan.there if found_there else plan.copies).append(copy)
+        (plan.to_compare if found_there else plan.copies).append(copy)
     ids = {segment.segment_id for segment in segments}
     plan.other_keys = [
         relative_key
@@ -244,7 +244,7 @@ class MirroredPartition:
 
 @dataclass(eq=False, repr=False)
 class PartitionMirror:
-    """Copies one partition of an archive to another store. One run over one partition.
+    """Copies one partition of an archive to another store; for a single run.
     `on_progress(done, all)`: log bytes.
     """
 
@@ -311,7 +311,7 @@ class PartitionMirror:
             self._advance(to_copy.metadata.segment_size_bytes)
 
         await self._copy_notes(plan.other_keys, copied_objects)
-        await for_each(plan.there, renew, COMPARED_AT_ONCE)
+        await for_each(plan.to_compare, renew, COMPARED_AT_ONCE)
         plan.copies.sort(key=lambda copy: copy.metadata.start_offset)
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         if self._history.compacted is not None and not self._faulty and not self._result.failed:

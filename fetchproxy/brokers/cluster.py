@@ -125,7 +125,7 @@ class Cluster:
         await self._metadata.ask(await self._connections.shared(address), [])
 
     async def cluster_id(self) -> str | None:
-        """None: the brokers report no id. As old as `brokers` at most."""
+        """None: the brokers report no id. It is as fresh as the result of `brokers`."""
         await self.brokers()
         return self._metadata.cluster_id
 

@@ -157,7 +157,7 @@ def _key(tp: TopicIdPartition) -> str | UUID:
 
 
 def _may_pass(result: object, topic_is_known: bool) -> bool:
-    """Whether the same question may get another response in a moment."""
+    """Whether the same request may succeed if it is sent again."""
     if not isinstance(result, ClusterError):
         return False
     return result.retriable or (topic_is_known and result.error_code in RETRIABLE)

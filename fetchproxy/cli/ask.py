@@ -163,7 +163,7 @@ def _screen(status: Any, rows: Sequence[JsonRow]) -> Group:
 
 
 def _lost_now(point: Any) -> list[str]:
-    """`point`: of /api/status. No line without a journal."""
+    """`point`: `recovery_point` of /api/status. No line without a journal."""
     if point is None:
         return []
     return [RecoveryPoint(point["age_ms"], point["records"]).in_words()]

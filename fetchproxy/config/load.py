@@ -165,7 +165,7 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:  # Any: typing offers no 
     return (annotation,)
 
 
-def _type_words(annotation: Any) -> str:  # Any: as above
+def _type_words(annotation: Any) -> str:  # Any: a field's type
     if annotation is NoneType:
         return ""
     if get_origin(annotation) is Literal:

@@ -219,7 +219,7 @@ def skipped_rows(query: PageQuery) -> int:
 
 @dataclass(slots=True)
 class _WholeTimeline:
-    """Of the whole archive, as last made. `made_at`: loop time (s)."""
+    """The cached timeline of the whole archive. `made_at`: loop time (s)."""
 
     spans: tuple[TimelineSpan, ...] = ()
     made_at: float = float("-inf")

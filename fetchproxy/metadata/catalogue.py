@@ -200,7 +200,7 @@ class PartitionTable:
 
     # --- changes ---
     def take(self, event: MetadataEvent) -> None:
-        """Take the event unchecked."""
+        """Apply the event without a check."""
         self.changes += 1
         if isinstance(event, LogStartOffset):
             raised_before = self._raised.get(event.after_epoch, 0)

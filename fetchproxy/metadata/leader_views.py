@@ -212,7 +212,7 @@ class _Checked:
             return end or 0
         last = view.segments[-1].last_epoch
         if last in (UNDEFINED_EPOCH, self.leader_epoch):
-            return end  # believed, or copied from this leader
+            return end  # without epochs, or copied from this leader: nothing to compare
         response = self._responses.ends.get(last)
         if response is not None and response.epoch == last and response.end_offset >= end:
             return end

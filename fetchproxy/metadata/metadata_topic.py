@@ -129,7 +129,7 @@ class KafkaMetadataLog:
             return await self._cluster.ask_leader(tp, ask)
 
     async def bounds(self, partition: int) -> tuple[int, int]:
-        """(first offset, next offset): values appended before the call are below the latter."""
+        """(first offset, next offset). Values appended before the call are below the second."""
         # By ListOffsets: a newly elected leader answers it only once it knows every acknowledged
         # record (KIP-207); the high watermark in a Fetch may lag then.
         tp = self._tp(partition)

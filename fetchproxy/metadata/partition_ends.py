@@ -30,7 +30,7 @@ class EndsLimits:
 
     # Segments at each end that a look lists: with up to nine objects each, a page of 1,000.
     listed_segments: int = 100
-    # Segments at each end of which a writer may add the last and delete the first unannounced.
+    # Up to so many segments may be added at the end, or deleted at the start, unannounced.
     unannounced_segments_max: int = 50
     # A partition with fewer segments is listed as a whole: with four objects each these are two
     # pages, and the two ends are two requests.

@@ -123,7 +123,7 @@ class StoredPartition:
     whole_at: float = float("-inf")  # loop time at which the last listing of everything began
     # The version of `past-changed` before everything was listed; "": absent; None: not known.
     past: str | None = None
-    doubted_at: float = float("-inf")  # loop time at which something was not as the view said
+    doubted_at: float = float("-inf")  # loop time at which the store contradicted the view
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
     # Of a mirror: the recorded gaps, and what is not copied yet (`PartitionView.not_copied`).
     gaps: tuple[_Offsets, ...] | None = None
@@ -849,7 +849,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 if not read.add_first(standing):
                     break
         await self._get_listed([read], it_came, NOTHING_COLLECTED)
-        return read.suffices()  # still: a doubt may have come meanwhile
+        return read.suffices()  # again: `doubt` may have been called meanwhile
 
     async def _read_topic_views(
         self, topic_id: UUID, began_at: float

@@ -187,7 +187,7 @@ class ArchiveReading:
         return _last_incarnations(table.view(0.0) for table in tables)
 
     def check_topics(self) -> None:
-        """Raises ConfigError if the last look found no trace of a named topic or partition.
+        """Raises ConfigError if `views` found no trace of a named topic or partition.
 
         The name is mistyped, or nothing of the topic or partition was archived yet.
         """

@@ -87,9 +87,8 @@ def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:
 
 
 def _end_within(view: PartitionView, begin: int, end: int, share: int) -> int:
-    """The end of the whole segments that fit; if none fits, of a part of the first one.
-
-    The part is cut as if the segment's records were of one size.
+    """The end offset of the last segment that fits whole. If not even the first one fits, an
+    offset within it, as if its records were of one size.
     """
     offset, bytes_left = begin, share
     for segment, span in segments_with(view, OffsetSpan(begin, end)):

@@ -34,7 +34,7 @@ _LOCAL = {
 
 @cache
 def share_one_heap() -> None:
-    """To call before a worker's first task.
+    """Call it before a worker's first task.
 
     Each task reads on its own threads, and glibc gives threads their own heaps. These heaps keep
     freed memory: 30 MiB of a worker, and no query is faster for it.

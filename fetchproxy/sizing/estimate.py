@@ -214,17 +214,20 @@ def _listings(load: Workload, segments: SegmentTotals, unit: Coefficients) -> fl
     if load.manager == "topic":
         return searches * pages
     copies = segments.per_partition_day
-    # A copy looks itself, so the next timed look comes later.
-    looks = copies * unit.segment_listings_store
-    looks += max(unit.retention_looks, unit.refresh_looks - copies)
-    # After a search the archiver looks at everything, too.
-    whole_looks = searches + max(searches, unit.whole_looks)
+    # A copy lists the partition itself, which puts off the next timed listing.
+    listings = copies * unit.segment_listings_store
+    listings += max(unit.retention_listings, unit.refresh_listings - copies)
+    # After a search for orphans the archiver lists everything, too.
+    full_listings = searches + max(searches, unit.full_listings)
     if segments.kept / load.partitions < unit.whole_below_segments:
-        replay_looks = unit.replay_looks * (load.replay_mb_per_s > 0)
-        return (looks + 2 * searches + replay_looks) * pages
+        replay_listings = unit.replay_listings * (load.replay_mb_per_s > 0)
+        return (listings + 2 * searches + replay_listings) * pages
     if load.replay_mb_per_s > 0:
-        looks, whole_looks = looks + unit.replay_looks, whole_looks + unit.whole_looks
-    return looks * unit.ends_listings + whole_looks * pages
+        listings, full_listings = (
+            listings + unit.replay_listings,
+            full_listings + unit.full_listings,
+        )
+    return listings * unit.ends_listings + full_listings * pages
 
 
 def _costs(load: Workload, stored_gb: float, requests: Requests, prices: Prices) -> Costs:

@@ -110,7 +110,7 @@ class WorkersConsole(HttpConsole):
     async def _of_first(
         self, request: web.Request, wait_max_s: float = _WORKER_MAX_S
     ) -> web.Response:
-        """What the first worker answers that gives an answer, whatever it is."""
+        """The response of the first worker that responds."""
         path = request.rel_url.raw_path_qs  # begins with a slash, whatever the client wrote
         async with self._session(wait_max_s) as session:
             for _, url in sorted(self._consoles.items()):

@@ -38,8 +38,8 @@ _COMMAND = (sys.executable, "-m", "fetchproxy.cli.worker")
 
 
 class Workers:
-    """`run` them until `ask`. `create`: see `OwnArchive`. What changes without a restart is taken
-    into `config`.
+    """The worker processes: `run` starts and restarts them until `ask`. `create`: see `OwnArchive`.
+    Settings that change without a restart are changed in `config`.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ PartitionKey = tuple[TopicRef, int]
 # may have ten thousand partitions, bytes are small, and Python's garbage collector ignores them.
 FetchEntry = bytes
 
-# In an entry, by its size.
+# Where a field is in a FetchEntry, by the entry's size: the size shows the version.
 _OFFSET_AT = positions_by_size("FetchOffset")
 _BYTES_MAX_AT = positions_by_size("PartitionMaxBytes")
 _LEADER_EPOCH_AT = positions_by_size("CurrentLeaderEpoch")

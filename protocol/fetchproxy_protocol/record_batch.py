@@ -407,8 +407,8 @@ def control_type(buf: Buffer, header: BatchHeader) -> int:
 
 
 class BatchSearch:
-    """The first record of a batch with at least `timestamp_ms` and `from_offset`, searched bit by
-    bit, so that other work can go in between.
+    """The first record of a batch with at least `timestamp_ms` and `from_offset`, searched in
+    short steps, so that other work can go in between.
 
     As Kafka's FileRecords.searchForTimestamp within one batch: under LogAppendTime every record has
     the batch's maximum as its timestamp. While `room` is not None, call `unpack`, then take all
@@ -417,8 +417,8 @@ class BatchSearch:
     the batch's largest timestamp: a client that reads from there gets some earlier records and
     misses none. Both methods raise `WireError` for broken records.
 
-    `room`: most bytes that the next `unpack` makes. `work`: about the bytes that take as long to
-    unpack as this search takes.
+    `room`: the most bytes that the next `unpack` makes. `work`: this search's time, as the bytes
+    that are unpacked in about as long.
     """
 
     def __init__(
@@ -433,7 +433,7 @@ class BatchSearch:
         self.position: tuple[int, int] | None = None
         self._left = min(header.records_count, SEARCHED_RECORDS_MAX)
         self._pos = 0  # of the next record
-        self._offset_at = -1  # where the offset of the record before it is
+        self._offset_at = -1  # where the previous record's offset is
         # Only a record with a delta outside these two can have such a timestamp. Below the second,
         # it overflows.
         self._delta_min = timestamp_ms - header.base_timestamp
@@ -566,8 +566,8 @@ class BatchTimes:
 
 
 class BatchTimesSearch(BatchSearch):
-    """Looks at all records of a batch, in the steps of `BatchSearch`. `times`: the result; if there
-    is `position`, the batch is too large, and there is none.
+    """Reads all records of a batch, in the steps of `BatchSearch`. `times`: the result, unless the
+    batch is too large; then `position` is set, as by `BatchSearch`.
     """
 
     def __init__(self, buf: Buffer, header: BatchHeader) -> None:

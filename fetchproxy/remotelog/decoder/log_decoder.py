@@ -145,7 +145,9 @@ class Arena:
 
 
 def _outside(begin: int, end: int, limits: RowLimits) -> bool:
-    """True: nobody asks for offsets of `begin` … `end - 1`, nor for `begin`."""
+    """True: no offset from `begin` up to but not including `end` is wanted. `end` may be wrong, as
+    in a damaged header: then `begin` counts alone.
+    """
     return begin >= limits.offset_end or max(end, begin + 1) <= limits.offset_from
 
 
