@@ -214,13 +214,13 @@ def by_segment(
 class MirrorOptions:
     """`compare`: also compare existing copies byte by byte. `with_damaged`: copy damaged segments
     too, as they are. `bytes_per_s`: read limit of one process at the archive; 0: no limit.
-    `opens`: also open each segment of the copy, as its readers will.
+    `opens_segments`: also open each segment of the copy, as its readers will.
     """
 
     compare: bool = False
     with_damaged: bool = False
     bytes_per_s: int = 0
-    opens: bool = False
+    opens_segments: bool = False
 
 
 @dataclass(slots=True)
@@ -278,7 +278,7 @@ class PartitionMirror:
                     if not error.retriable:
                         raise
                     self._result.failed = before  # the store fails now; all else is copied
-            if self.options.opens:
+            if self.options.opens_segments:
                 await self._open_all()
         return self._result
 
@@ -361,15 +361,15 @@ class PartitionMirror:
         copied_segments = finished(self.target.rlmm.list_remote_log_segments(self.tp))
 
         async def check(metadata: RemoteLogSegmentMetadata) -> None:
-            error = await why_not_opened(self.target, metadata)
+            error = await opening_error(self.target, metadata)
             if error is None:
                 return
             key = self.target.rsm.object_key(metadata, SegmentFile.LOG)
             message, first = f"it does not open at --to: {error}", metadata.start_offset
             # A segment that was copied although it is damaged is a fault of the archive.
-            again = error.retriable or await why_not_opened(self.source, metadata) is None
+            retriable = error.retriable or await opening_error(self.source, metadata) is None
             kind = Kind.SEGMENT_DAMAGED
-            self._add([of_object(kind, self.tp, key, message, first, retriable=again)])
+            self._add([of_object(kind, self.tp, key, message, first, retriable=retriable)])
 
         await for_each(copied_segments, check, COMPARED_AT_ONCE)
 
@@ -389,7 +389,7 @@ class PartitionMirror:
         and checked as for a first copy.
         """
         done = True
-        async with self._noting_errors(copy):
+        async with self._source_errors_noted(copy):
             files = await self._files_that_differ(copy)
             if files:
                 done = files == [SegmentFile.PACKING] and await self._take_key(copy)
@@ -453,7 +453,7 @@ class PartitionMirror:
     ) -> None:
         folder = self.spool.new_file()
         try:
-            async with self._noting_errors(copy):
+            async with self._source_errors_noted(copy):
                 await self._copy_whole(copy, folder, copied_objects, turn)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
@@ -485,7 +485,7 @@ class PartitionMirror:
         await self._put_segment(copy, put())
 
     @asynccontextmanager
-    async def _noting_errors(self, copy: CopyCandidate) -> AsyncIterator[None]:
+    async def _source_errors_noted(self, copy: CopyCandidate) -> AsyncIterator[None]:
         """Errors of the segment's objects at the archive."""
         try:
             yield
@@ -588,7 +588,7 @@ class PartitionMirror:
                 return False
             await store.put_file(key, path, settled=True)
             if not await same_objects(local, stored_object.key, store, key):
-                raise _not_what_was_put(key)
+                raise _differs_error(key)
         self._result.bytes_copied += size
         return True
 
@@ -615,8 +615,8 @@ class PartitionMirror:
             return  # deleted since it was listed
         except DamagedObject as error:  # not given out, or larger than any object of its kind
             key = self.source.prefix + relative_key
-            kind, again = Kind.OBJECT_NOT_READABLE, error.retriable
-            self._add([of_object(kind, self.tp, key, str(error), retriable=again)])
+            kind, retriable = Kind.OBJECT_NOT_READABLE, error.retriable
+            self._add([of_object(kind, self.tp, key, str(error), retriable=retriable)])
             return
         await self._put_if_other(relative_key, content)
 
@@ -641,7 +641,7 @@ class PartitionMirror:
         self._result.removed += len(relative_keys)
 
 
-async def why_not_opened(
+async def opening_error(
     side: MirrorSide, metadata: RemoteLogSegmentMetadata
 ) -> RemoteStorageError | None:
     """Read the segment's first byte: an encrypted one has to be opened with its key for that. None:
@@ -662,7 +662,7 @@ async def put_if_other(target: MirrorSide, relative_key: str, content: bytes) ->
             return False
     await target.store.put(key, content)
     if await target.store.get(key) != content:
-        raise _not_what_was_put(key)
+        raise _differs_error(key)
     return True
 
 
@@ -696,5 +696,5 @@ async def _range(
         return b""
 
 
-def _not_what_was_put(key: str) -> DamagedObject:
+def _differs_error(key: str) -> DamagedObject:
     return DamagedObject(f"{key}: the bytes read back differ from the bytes written")

@@ -15,9 +15,9 @@ from fetchproxy.auditing.mirroring import (
     MIRROR_RANGE_BYTES,
     MirrorSide,
     by_segment,
+    opening_error,
     put_if_other,
     same_objects,
-    why_not_opened,
 )
 from fetchproxy.auditing.segment_verifier import SegmentVerifier
 from fetchproxy.auditing.verify import metadata_faults
@@ -275,7 +275,7 @@ async def _delete_moved(
     for files in by_segment(source_objects).values():
         segment = dict(files.values())
         try:
-            may_go = await _may_go(source, target, segment, copied_objects)
+            may_go = await _may_be_deleted(source, target, segment, copied_objects)
         except DamagedObject as error:
             may_go = False
             key = source.prefix + min(segment)
@@ -301,30 +301,30 @@ async def _delete_moved(
     return result
 
 
-async def _may_go(
+async def _may_be_deleted(
     source: MirrorSide,
     target: MirrorSide,
     segment: Mapping[str, StoredObject],
     copied_objects: Mapping[str, StoredObject],
 ) -> bool:
-    objects_to_go = [
+    deletable = [
         relative_key
         for relative_key in segment
         if relative_key.endswith(f".{SegmentFile.METADATA}")
     ]
-    if not objects_to_go:
-        return _is_worthless(target, segment)
-    if objects_to_go[0] not in copied_objects:
+    if not deletable:
+        return _is_leftover(target, segment)
+    if deletable[0] not in copied_objects:
         return True  # the new place has no faults, so it has deleted this segment
     others = [
         relative_key
         for relative_key in segment
-        if relative_key not in objects_to_go
+        if relative_key not in deletable
         and not await same_objects(
             source.store, source.prefix + relative_key, target.store, target.prefix + relative_key
         )
     ]
-    return await _is_readable(target, objects_to_go[0], others)
+    return await _is_readable(target, deletable[0], others)
 
 
 async def _is_readable(target: MirrorSide, log_key: str, others: Sequence[str]) -> bool:
@@ -340,7 +340,7 @@ async def _is_readable(target: MirrorSide, log_key: str, others: Sequence[str]) 
     if not same_id or any(relative_key.endswith(f".{SegmentFile.LOG}") for relative_key in others):
         return False
     if not others:
-        error = await why_not_opened(target, same_id[0])
+        error = await opening_error(target, same_id[0])
         if isinstance(error, DamagedObject):
             raise error
         return error is None
@@ -351,7 +351,7 @@ async def _is_readable(target: MirrorSide, log_key: str, others: Sequence[str]) 
     return not verifier.faults and not verifier.unread
 
 
-def _is_worthless(target: MirrorSide, segment: Mapping[str, StoredObject]) -> bool:
+def _is_leftover(target: MirrorSide, segment: Mapping[str, StoredObject]) -> bool:
     """True: leftovers of a crash. A log without metadata is worthless only if its base offset was
     deleted or is in another segment.
     """

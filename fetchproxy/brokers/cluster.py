@@ -346,13 +346,13 @@ class Cluster:
         requests that may wait in the broker. A request whose response was lost is sent again.
         """
 
-        async def alone(
+        async def ask_single(
             leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
         ) -> dict[TopicIdPartition, T | ClusterError]:
             async with self._connections.exclusive(leader) as connection:
                 return {tp: await ask(connection, topics[tp])}
 
-        return _result_or_raise((await self._leaders.ask([tp], alone))[tp])
+        return _result_or_raise((await self._leaders.ask([tp], ask_single))[tp])
 
     # --- whom to ask ---
     async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> ClusterMetadata:

@@ -138,8 +138,8 @@ class Leaders:
                 await _report_results(settled, results, on_result)
 
         async with asyncio.TaskGroup() as asking:
-            for address, led in by_leader.items():
-                asking.create_task(ask_one(address, led), name=f"ask leader {address}")
+            for address, led_tps in by_leader.items():
+                asking.create_task(ask_one(address, led_tps), name=f"ask leader {address}")
 
 
 async def _report_results(

@@ -76,9 +76,9 @@ def archive(
             _end(*run_to_end(run_archiver(config, once=True, create=create, limits=limits)))
             return
         config = own_copy(config)
-        reloads = options.reloads(context, config)
-        work = run_archiver(config, create=create, limits=limits, next_reload=reloads.next)
-        run(work, read_again=reloads.ask)
+        reload_reader = options.reload_reader(context, config)
+        work = run_archiver(config, create=create, limits=limits, next_reload=reload_reader.next)
+        run(work, read_again=reload_reader.ask)
 
 
 def _end(

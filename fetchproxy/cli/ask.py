@@ -219,7 +219,7 @@ def _rows(
     if console_url is None:
         with users_errors():
             config = options.read_logged(context)
-        return run_to_end(_direct(config, topic, partitions=partitions))
+        return run_to_end(_rows_from_store(config, topic, partitions=partitions))
     with users_errors():
         client = ConsoleClient(console_url, token_file)
         if not partitions:
@@ -228,9 +228,11 @@ def _rows(
         return [dict(row) for name in names for row in client.partitions(name)]
 
 
-async def _direct(config: Config, topic: str | None, *, partitions: bool) -> list[dict[str, Any]]:
+async def _rows_from_store(
+    config: Config, topic: str | None, *, partitions: bool
+) -> list[dict[str, Any]]:
     """The rows that the API of a process would give, from one look. Raises ConfigError."""
-    async with _one_look(config) as rows:
+    async with _opened_rows(config) as rows:
         try:
             names = [topic] if topic else [one.topic for one in await _all_pages(rows.topics)]
             if not partitions:
@@ -245,7 +247,7 @@ async def _direct(config: Config, topic: str | None, *, partitions: bool) -> lis
 
 
 @asynccontextmanager
-async def _one_look(config: Config) -> AsyncIterator[Rows]:
+async def _opened_rows(config: Config) -> AsyncIterator[Rows]:
     """Raises ConfigError if the archive cannot be read."""
     async with AsyncExitStack() as stack:
         storage, rlmm = await stack.enter_async_context(stored_archive(config))

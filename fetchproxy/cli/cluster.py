@@ -284,7 +284,7 @@ def time_text(at_ms: int) -> str:
 
 def _print(view: _StateAndArchive, topic: str | None) -> None:
     state, console = view.state, terminal()
-    _say(f"cluster {state.cluster_id or 'without an id'} at {time_text(state.read_at_ms)}")
+    _print_line(f"cluster {state.cluster_id or 'without an id'} at {time_text(state.read_at_ms)}")
     if topic is None:
         console.print(table(list(_topic_rows(view)), _TOPIC_COLUMNS))
     else:
@@ -292,29 +292,29 @@ def _print(view: _StateAndArchive, topic: str | None) -> None:
     if view.groups:
         console.print(table(list(_group_rows(view)), _GROUP_COLUMNS))
     for row in list(_beyond_rows(view))[:_LISTED_MAX]:
-        _say(
+        _print_line(
             f"group {row['group']} is beyond the archive: {row['topic']}-{row['partition']} at "
             f"{row['committed_offset']:,}, archived up to {row['archived_end_offset']:,}, "
             f"{count(row['offsets'], 'offset')}"
         )
-    _say(
+    _print_line(
         f"{count(len(state.acls), 'ACL')}, {count(len(state.quotas), 'quota')}, "
         f"{count(len(state.scram_users), 'SCRAM user')} (without keys), "
         f"{count(len(state.broker_configs), 'broker setting')}"
     )
     for missing in state.missing:
         right = f" (needs {missing.right})" if missing.right else ""
-        _say(f"missing: {missing.what}: {missing.why}{right}")
+        _print_line(f"missing: {missing.what}: {missing.why}{right}")
     for line in copy_lines(copy for copy in view.copies if topic in (None, copy.topic)):
-        _say(line)
+        _print_line(line)
     for name, error in view.unread.items():
-        _say(f"the archive of {name} was not read: {error}")
+        _print_line(f"the archive of {name} was not read: {error}")
     if (point := of_all_archivers(view.recovery_points)) is not None:
-        _say(point.in_words())
+        _print_line(point.in_words())
     newest = [time_text(one.read_at_ms) for one in reversed(view.states)]
     more = f" and {len(newest) - _LISTED_MAX} more" if len(newest) > _LISTED_MAX else ""
-    _say(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
+    _print_line(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     typer.echo(safe_one_line(text))

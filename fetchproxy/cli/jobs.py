@@ -83,7 +83,7 @@ async def _topics_exist(config: Config, topics: Iterable[str]) -> bool:
             raise StorageUnavailable(f"the store has not responded within {max_s:g} s") from None
     for topic in topics:
         if topic not in archived_names:
-            raise options.nothing_there(config, topic)
+            raise options.empty_archive_error(config, topic)
     return True
 
 

@@ -108,7 +108,7 @@ def verify(
         print_summary(report, result.failures)
     if nothing:
         with users_errors():
-            raise options.nothing_there(config, topic)
+            raise options.empty_archive_error(config, topic)
     if repair:
         result = _run_repair(context, config, topic, result, dry_run)
     end_job(result.failures, faults=not result.report.clean)

@@ -30,8 +30,8 @@ from fetchproxy.config.rules import relation_faults
 from fetchproxy.config.schema import Config, Section
 from fetchproxy.config.values import (
     MASK,
+    LiveReload,
     SecretFile,
-    TakenLive,
     TextForm,
     UnitForm,
     is_secret_name,
@@ -108,9 +108,9 @@ class Key:
         return kind in _alternatives(self.field.annotation)
 
     @property
-    def live(self) -> TakenLive | None:
+    def live(self) -> LiveReload | None:
         """None: a change waits for a restart."""
-        return next((m for m in self.field.metadata if isinstance(m, TakenLive)), None)
+        return next((m for m in self.field.metadata if isinstance(m, LiveReload)), None)
 
     @property
     def is_secret(self) -> bool:

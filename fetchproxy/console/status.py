@@ -36,7 +36,7 @@ DISPLAYED_CLIENTS_MAX = 50
 # There may be as many clients as connections; each takes about 3 µs.
 _CLIENTS_AT_ONCE = 100
 # If there are more partitions, the next looks read the rest.
-STATED_ENDS_READ_MAX = 200
+FINISHED_OFFSETS_READ_MAX = 200
 _PARTITIONS_AT_ONCE = 20
 
 
@@ -515,7 +515,7 @@ class PartitionsHealth:
         findings then stay.
         """
         results: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
-        self._reads_left = STATED_ENDS_READ_MAX
+        self._reads_left = FINISHED_OFFSETS_READ_MAX
         async for tp in cooperative(tps, _PARTITIONS_AT_ONCE):
             view, before = self.rlmm.view(tp), self._results.get(tp)
             if view is None:

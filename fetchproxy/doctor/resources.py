@@ -20,7 +20,7 @@ from fetchproxy.doctor.installation import (
     NotChecked,
     Passed,
 )
-from fetchproxy.doctor.store import can_make
+from fetchproxy.doctor.store import can_create
 from fetchproxy.errors import ConfigError, LogDirUnusable
 from fetchproxy.runtime.folders import check_own_folder
 from fetchproxy.runtime.open_files import clients_that_fit, open_files_for
@@ -85,7 +85,7 @@ async def _spool_can_be_written(installation: Installation) -> Sequence[Finding]
 def _try_to_write(folder: Path) -> None:
     """Raises OSError."""
     if not folder.exists():
-        if not can_make(folder):
+        if not can_create(folder):
             raise OSError(0, f"it cannot be created in {_nearest(folder)}")
         return
     with tempfile.TemporaryFile(prefix="fetchproxy-doctor-", dir=folder) as file:

@@ -58,7 +58,7 @@ def _is_to_be_made(url: str) -> bool:
     location = parse_store_url(url)
     if not isinstance(location, FileLocation) or location.root.exists():
         return False
-    return can_make(location.root)
+    return can_create(location.root)
 
 
 async def _open_storage(installation: Installation) -> RemoteStorage:
@@ -71,7 +71,7 @@ async def _open_storage(installation: Installation) -> RemoteStorage:
     return storage
 
 
-def can_make(folder: Path) -> bool:
+def can_create(folder: Path) -> bool:
     """Whether this user can make the folder, or write in it. Blocks for the disk."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)

@@ -119,7 +119,7 @@ def mirror(
         raise ArchiveMismatch(
             "the archive at --from is being moved to --to: finish the move with --cut-over"
         )
-    options = replace(options, opens=cut_over)
+    options = replace(options, opens_segments=cut_over)
     outcome = _copy_once(runner, stores, options, on_result)
     return _cut_over(runner, stores, options, identity, outcome) if cut_over else outcome
 

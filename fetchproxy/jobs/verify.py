@@ -85,7 +85,7 @@ def verify(
     tps, unlisted = in_loop(_partitions(config, topic))
     outcome = runner.each(tps, verify_work(config), on_result)
     report, other_manager = in_loop(
-        _with_published_conditions(config, topic, together(outcome.results))
+        _with_published_conditions(config, topic, merged_report(outcome.results))
     )
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *outcome.failures, *not_done(report.unread))
@@ -165,7 +165,7 @@ async def _with_published_conditions(
     return report, str(identity.manager) if identity and other_manager else None
 
 
-def together(reports: Iterable[VerifyReport]) -> VerifyReport:
+def merged_report(reports: Iterable[VerifyReport]) -> VerifyReport:
     """One report from reports of different partitions."""
     whole = VerifyReport()
     for report in reports:

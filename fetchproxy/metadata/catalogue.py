@@ -159,7 +159,7 @@ class PartitionTable:
     def view(self, read_at: float, unreadable: Iterable[int] = ()) -> PartitionView:
         """Later events do not change the view. See `PartitionView` for the arguments."""
         if self._rows_of_view is None:
-            self._rows_of_view = self._work_out()
+            self._rows_of_view = self._visible_segments()
         unknown = tuple(sorted(unreadable))
         copying = any(segment.state is _STARTED for segment in self._unfinished.values())
         return PartitionView(
@@ -173,7 +173,7 @@ class PartitionTable:
             history=self.history,
         )
 
-    def _work_out(self) -> SegmentRows:
+    def _visible_segments(self) -> SegmentRows:
         """The finished segments of the history, by offset, without those below the log start.
 
         Overlaps come from two archivers that met in a hand-over: both copied the same log, so

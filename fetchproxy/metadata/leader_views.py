@@ -280,9 +280,9 @@ class LeaderViews(PartitionViews):
         needs another response. Never blocks.
         """
         view = self._rlmm.view(tp)
-        return view is not None and self.settled(view) is None
+        return view is not None and self.checked_view(view) is None
 
-    def settled(self, current_view: PartitionView) -> PartitionView | None:
+    def checked_view(self, current_view: PartitionView) -> PartitionView | None:
         """The view to show for `current_view`, the uncut view. None: it needs a `check` first."""
         checked = self._checked.get(current_view.tp)
         if checked is None:

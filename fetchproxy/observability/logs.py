@@ -167,14 +167,18 @@ class SparingWarnings:
 
         The next line then says how many events were `suppressed`, or `suppressed_of_others`.
         """
-        self._say(log.warning, event, about, context)
+        self._log_sparingly(log.warning, event, about, context)
 
     def info(self, event: str, about: Hashable, **context: object) -> None:
         """As `warn`, for events that are not faults, such as the end of many faults."""
-        self._say(log.info, event, about, context)
+        self._log_sparingly(log.info, event, about, context)
 
-    def _say(
-        self, say: Callable[..., object], event: str, about: Hashable, context: dict[str, object]
+    def _log_sparingly(
+        self,
+        log_method: Callable[..., object],
+        event: str,
+        about: Hashable,
+        context: dict[str, object],
     ) -> None:
         now = self._clock()
         logged_at, suppressed = self._logged.get((event, about), (float("-inf"), 0))
@@ -193,7 +197,7 @@ class SparingWarnings:
         if suppressed:
             context["suppressed"] = suppressed
         self._logged[event, about] = now, 0
-        say(event, **context)
+        log_method(event, **context)
 
 
 # A terminal gets coloured lines, anything else one JSON object a line with the same keys

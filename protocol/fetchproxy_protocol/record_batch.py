@@ -509,7 +509,7 @@ class BatchSearch:
                 if position >= end:
                     raise MalformedMessage(f"record at byte {pos} of its batch has no offset")
                 if delta >= delta_min or delta < overflows_below:
-                    if self._fits(records, delta, position, end):
+                    if self._matches(records, delta, position, end):
                         return True
                     delta_min = self._delta_min
                 pos, self._offset_at, records_left = end, position, records_left - 1
@@ -519,7 +519,7 @@ class BatchSearch:
             self._pos, self._left = pos, records_left
         return False
 
-    def _fits(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
+    def _matches(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
         offset, timestamp = self._record(records, timestamp_delta, position, end)
         if timestamp < self._timestamp_ms or offset < self._from_offset:
             return False
@@ -574,7 +574,7 @@ class BatchTimesSearch(BatchSearch):
         super().__init__(buf, header, _TIMESTAMP_MIN)
         self.times = BatchTimes()
 
-    def _fits(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
+    def _matches(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
         offset, timestamp = self._record(records, timestamp_delta, position, end)
         timestamps = self.times.timestamps
         if not timestamps or timestamp > timestamps[-1]:

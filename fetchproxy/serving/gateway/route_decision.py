@@ -363,8 +363,8 @@ class RouteDecider:
             archiver_has_it = archiver_position is not None and archiver_position <= offset
             view = archive.rlmm.view(tp)
             # A log start never falls, but a person may declare a log another one's history.
-            settled = not archive.views.begins_again(tp)
-            if settled and view is not None and offset < view.raised_log_start:
+            log_continues = not archive.views.begins_again(tp)
+            if log_continues and view is not None and offset < view.raised_log_start:
                 self.decisions[key] = RouteDecision(Route.RELAY_ERROR, tp)  # deleted on purpose
             elif (
                 archiver_has_it
