@@ -98,13 +98,13 @@ def _check_place(
         raise CorruptSegment("an unknown segment begins within its offsets")
     if any(_is_newer(lineage, epochs, start, end) for lineage in partition.lineages):
         raise CorruptSegment("a newer leader's log has replaced some of its offsets")
-    below = [other for other in partition.counted if other.start_offset <= start]
-    if epochs and any(other.last_epoch > epochs[0].epoch >= 0 for other in below):
+    below = [counted for counted in partition.counted if counted.start_offset <= start]
+    if epochs and any(counted.last_epoch > epochs[0].epoch >= 0 for counted in below):
         raise CorruptSegment("a newer leader's log is below it")
     newest = max(
-        partition.recorded_leader_epoch, *(other.last_epoch for other in partition.counted), -1
+        partition.recorded_leader_epoch, *(counted.last_epoch for counted in partition.counted), -1
     )
-    is_followed = any(other.start_offset == end + 1 for other in partition.counted)
+    is_followed = any(counted.start_offset == end + 1 for counted in partition.counted)
     if not (is_cut or is_followed) and epoch_at(epochs, end) < newest:
         raise CorruptSegment("a newer leader's log may have replaced some of its offsets")
 

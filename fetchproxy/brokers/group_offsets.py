@@ -81,7 +81,7 @@ async def _listed_offsets(cluster: Cluster) -> list[GroupOffset]:
             request = ListGroupsRequest(states_filter=[], types_filter=[])
             response = await connection.call(request, ListGroupsResponse)
             raise_for(response.error_code, f"ListGroups of {address}")
-            for group in sorted(one.group_id for one in response.groups):
+            for group in sorted(group.group_id for group in response.groups):
                 offsets += await _offsets_of(connection, group)
     return offsets
 

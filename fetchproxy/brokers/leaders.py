@@ -218,9 +218,9 @@ class LogOffsetsReads:
                 call.result.set_result(failed)
             if not call.tps:
                 # Flights that began before `oldest` may land here; the next round then asks again.
-                await asyncio.wait([other.result for other in other_calls])
-                for other in other_calls:
-                    errors = other.result.result()
+                await asyncio.wait([call.result for call in other_calls])
+                for call in other_calls:
+                    errors = call.result.result()
                     failed.update({tp: errors[tp] for tp in due if tp in errors})
         error = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
         log_offsets: FoundLogOffsets = {}

@@ -87,9 +87,9 @@ def _end(
     """Prints what was not archived. Exit code 2 if something has `failed`, or was refused."""
     for topic, reason in refused_topics.items():
         typer.echo(f"not archived: {topic}: {safe_one_line(reason)}", err=True)
-    for one in not_archived:
-        typer.echo(f"not archived: {safe_one_line(str(one))}", err=True)
-        failed = failed or one.failed
+    for gap in not_archived:
+        typer.echo(f"not archived: {safe_one_line(str(gap))}", err=True)
+        failed = failed or gap.failed
     if failed or refused_topics:
         raise typer.Exit(EXIT_USER_ERROR)
 

@@ -234,13 +234,19 @@ async def _rows_from_store(
     """The rows that the API of a process would give, from one look. Raises ConfigError."""
     async with _opened_rows(config) as rows:
         try:
-            names = [topic] if topic else [one.topic for one in await _all_pages(rows.topics)]
+            names = (
+                [topic]
+                if topic
+                else [topic_row.topic for topic_row in await _all_pages(rows.topics)]
+            )
             if not partitions:
-                return [asdict(one) for one in await _all_pages(rows.topics)]
+                return [asdict(topic_row) for topic_row in await _all_pages(rows.topics)]
             return [
-                asdict(one)
+                asdict(partition)
                 for name in names
-                for one in await _all_pages(lambda query, name=name: rows.partitions(name, query))
+                for partition in await _all_pages(
+                    lambda query, name=name: rows.partitions(name, query)
+                )
             ]
         except NotThere as error:
             raise ConfigError(f"neither archive nor brokers have {error}") from error

@@ -152,9 +152,12 @@ def _print_written(manifests: Sequence[Manifest], ranges_before: int) -> None:
     ranges = count(len(manifests), "range")
     text_before = f"{count(ranges_before, 'range')} there before"
     left_out: dict[str, tuple[int, int]] = {}
-    for one in manifests:
-        records, faults = left_out.get(one.range.topic, (0, 0))
-        left_out[one.range.topic] = records + one.skipped_records, faults + one.faults
+    for manifest in manifests:
+        records, faults = left_out.get(manifest.range.topic, (0, 0))
+        left_out[manifest.range.topic] = (
+            records + manifest.skipped_records,
+            faults + manifest.faults,
+        )
     typer.echo(
         f"{rows:,} records in {ranges} written, {size} of Parquet; "
         f"{text_before}{skipped_records(left_out)}"

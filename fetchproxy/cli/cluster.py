@@ -189,17 +189,17 @@ def state_document(view: _StateAndArchive, topic: str | None) -> dict[str, objec
     return {
         "cluster_id": state.cluster_id,
         "read_at_ms": state.read_at_ms,
-        "kept_states_ms": [one.read_at_ms for one in view.states],
+        "kept_states_ms": [state.read_at_ms for state in view.states],
         "topics": [
             {
-                "topic": one.name,
-                "partitions": one.partition_count,
-                "replication_factor": one.replication_factor,
-                "configs": dict(one.configs),
-                "inherited_configs": dict(one.inherited),
+                "topic": state_topic.name,
+                "partitions": state_topic.partition_count,
+                "replication_factor": state_topic.replication_factor,
+                "configs": dict(state_topic.configs),
+                "inherited_configs": dict(state_topic.inherited),
             }
-            for one in state.topics
-            if topic in (None, one.name)
+            for state_topic in state.topics
+            if topic in (None, state_topic.name)
         ],
         "partitions": list(_partition_rows(view, topic)),
         "groups": list(_group_rows(view)),
@@ -210,7 +210,8 @@ def state_document(view: _StateAndArchive, topic: str | None) -> dict[str, objec
         "broker_configs": dict(state.broker_configs),
         "producer_id_max": state.producer_id_max,
         "missing": [
-            {"what": one.what, "why": one.why, "right": one.right} for one in state.missing
+            {"what": missing.what, "why": missing.why, "right": missing.right}
+            for missing in state.missing
         ],
         "unread": view.unread,
         "recovery_points": [asdict(point) for point in view.recovery_points],
@@ -225,9 +226,9 @@ def state_document(view: _StateAndArchive, topic: str | None) -> dict[str, objec
 def _topic_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
     ends: dict[str, int] = {}
     left: dict[str, int] = {}
-    for one in view.partitions:
-        ends[one.topic] = ends.get(one.topic, 0) + one.log_end_offset
-        left[one.topic] = left.get(one.topic, 0) + one.not_archived
+    for partition in view.partitions:
+        ends[partition.topic] = ends.get(partition.topic, 0) + partition.log_end_offset
+        left[partition.topic] = left.get(partition.topic, 0) + partition.not_archived
     for topic in view.state.topics:
         yield {
             "topic": topic.name,
@@ -239,39 +240,39 @@ def _topic_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
 
 
 def _partition_rows(view: _StateAndArchive, topic: str | None) -> Iterator[dict[str, Any]]:
-    for one in view.partitions:
-        if topic in (None, one.topic):
+    for partition in view.partitions:
+        if topic in (None, partition.topic):
             yield {
-                "topic": one.topic,
-                "partition": one.partition,
-                "log_start_offset": one.log_start_offset,
-                "log_end_offset": one.log_end_offset,
-                "archived_end_offset": one.archived_end_offset,
-                "not_archived": one.not_archived,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "log_start_offset": partition.log_start_offset,
+                "log_end_offset": partition.log_end_offset,
+                "archived_end_offset": partition.archived_end_offset,
+                "not_archived": partition.not_archived,
             }
 
 
 def _group_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
-    for one in view.groups:
+    for group in view.groups:
         yield {
-            "group": one.group.group_id,
-            "kind": one.group.kind.value,
-            "partitions": len(one.group.offsets),
-            "lag_offsets": one.lag_offsets,
-            "beyond_offsets": sum(beyond.offsets for beyond in one.beyond),
+            "group": group.group.group_id,
+            "kind": group.group.kind.value,
+            "partitions": len(group.group.offsets),
+            "lag_offsets": group.lag_offsets,
+            "beyond_offsets": sum(beyond.offsets for beyond in group.beyond),
         }
 
 
 def _beyond_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
     for group in view.groups:
-        for one in group.beyond:
+        for partition in group.beyond:
             yield {
-                "group": one.group_id,
-                "topic": one.topic,
-                "partition": one.partition,
-                "committed_offset": one.offset,
-                "archived_end_offset": one.archived_end_offset,
-                "offsets": one.offsets,
+                "group": partition.group_id,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "committed_offset": partition.offset,
+                "archived_end_offset": partition.archived_end_offset,
+                "offsets": partition.offsets,
             }
 
 
@@ -311,7 +312,7 @@ def _print(view: _StateAndArchive, topic: str | None) -> None:
         _print_line(f"the archive of {name} was not read: {error}")
     if (point := of_all_archivers(view.recovery_points)) is not None:
         _print_line(point.in_words())
-    newest = [time_text(one.read_at_ms) for one in reversed(view.states)]
+    newest = [time_text(state.read_at_ms) for state in reversed(view.states)]
     more = f" and {len(newest) - _LISTED_MAX} more" if len(newest) > _LISTED_MAX else ""
     _print_line(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
 

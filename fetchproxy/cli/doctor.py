@@ -138,7 +138,9 @@ async def _present(context: typer.Context, file: Path | None, new_config: Loaded
     if not is_given or context.params["before"]:
         return file_config
     candidates = [
-        one for one in (file_config, new_config) if one and one.config.console.listen is not None
+        config
+        for config in (file_config, new_config)
+        if config and config.config.console.listen is not None
     ]
     return (
         await asyncio.to_thread(_ask_console_of, candidates[0], new_config) if candidates else None
@@ -165,10 +167,10 @@ def _ask_console_of(running: Loaded, new_config: Loaded) -> Loaded | None:
 def _left_out(skip: list[str]) -> frozenset[str]:
     """Raises ConfigError."""
     all_ids = {*CHECKS, *Category}
-    for one in skip:
-        if one not in all_ids:
+    for name in skip:
+        if name not in all_ids:
             names = ", ".join(f"'{category}'" for category in Category)
-            raise ConfigError(f"--skip {one!r}: expected the id of a check, or one of {names}")
+            raise ConfigError(f"--skip {name!r}: expected the id of a check, or one of {names}")
     return frozenset(skip)
 
 

@@ -176,8 +176,8 @@ def print_fault(fault: Condition) -> None:
 def print_summary(report: VerifyReport, failures: Iterable[ItemFailure] = ()) -> None:
     for condition in report.published_conditions:
         typer.echo(str(condition))
-    for one in report.not_known:
-        typer.echo(f"not known: {safe_one_line(one.where_and_what)}")
+    for condition in report.not_known:
+        typer.echo(f"not known: {safe_one_line(condition.where_and_what)}")
     print_not_encrypted(report.not_encrypted)
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
     plain_count = len(report.not_encrypted)
@@ -205,7 +205,7 @@ def report_json(report: VerifyReport, failures: Iterable[ItemFailure] = ()) -> d
         "size_bytes": report.size_bytes,
         "faults": [fault_fields(fault) for fault in report.faults],
         "concerns": [condition.as_json() for condition in report.published_conditions],
-        "not_known": [one.where_and_what for one in report.not_known],
+        "not_known": [condition.where_and_what for condition in report.not_known],
         "failed": failed,
     }
 

@@ -248,7 +248,7 @@ def load(
         config = _build(chosen, keys)
     # Relations between keys are checked only if each key is valid: otherwise they would mislead.
     if config is not None and not faults:
-        faults += relation_faults(config, {key: one.place for key, one in chosen.items()})
+        faults += relation_faults(config, {key: setting.place for key, setting in chosen.items()})
         with _collect_fault(faults):
             config = within_ceiling(config, chosen)
     if config is None or faults:

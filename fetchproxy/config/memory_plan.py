@@ -102,7 +102,9 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
         groups = config.archive_only.groups_bytes_max
         budgets["archive_only.groups_bytes_max"] = Budget(groups, 1, min(8 * MiB, groups))
     count = config.process.workers
-    return {key: replace(one, units_min=count * one.units_min) for key, one in budgets.items()}
+    return {
+        key: replace(budget, units_min=count * budget.units_min) for key, budget in budgets.items()
+    }
 
 
 def memory_parts(config: Config) -> dict[str, int]:

@@ -461,7 +461,9 @@ class StatusCollector:
         """Reports the error, unless the store itself fails, which has a condition of its own."""
         self._archive_up = error is None
         now = asyncio.get_running_loop().time()
-        store_fails = any(one.up is False for one in self._store_health.status(now).values())
+        store_fails = any(
+            operation.up is False for operation in self._store_health.status(now).values()
+        )
         if error is None or store_fails:
             self._health.clear(Kind.ARCHIVE_LISTING_FAILING)
         else:

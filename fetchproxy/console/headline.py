@@ -266,7 +266,9 @@ def _problem(alike: Sequence[Condition], moment: Moment, tail: bool) -> Problem:
 
 def _store_words(alike: Sequence[Condition]) -> tuple[_Wording, Sequence[Condition]]:
     """Deletions that fail matter least: they are told if nothing else fails."""
-    matter = [one for one in alike if one.subject != StoreOperation.DELETE] or alike
+    matter = [
+        condition for condition in alike if condition.subject != StoreOperation.DELETE
+    ] or alike
     operations = {condition.subject for condition in matter}
     if len(operations) > 1:
         return _Wording("The store is failing", _HISTORY_WAITS), matter
@@ -281,13 +283,13 @@ def _subject_text(alike: Sequence[Condition]) -> str:
         for condition in alike
         if condition.partition is not None
     }
-    topics = {one.topic for one in alike if one.topic is not None}
+    topics = {condition.topic for condition in alike if condition.topic is not None}
     if len(partitions) > 1:
         in_topics = f" in {len(topics):,} topics" if len(topics) > 1 else f" of {alike[0].topic}"
         return f"{len(partitions):,} partitions{in_topics}"
     if not partitions and len(topics) > 1:
         return f"{len(topics):,} topics"
-    subjects = {one.subject for one in alike}
+    subjects = {condition.subject for condition in alike}
     more = f" and {len(subjects) - 1:,} more" if len(subjects) > 1 else ""
     first = alike[0]
     return (first.subject or first.topic or "see below") + more
@@ -303,7 +305,7 @@ def outlook(
     says, lost_in_seconds = _loss(stopping, least_times, moment)
     lead = (
         "Nothing is archived now. "
-        if any(one.kind in _STOPS_OWN_ARCHIVER for one in stopping)
+        if any(condition.kind in _STOPS_OWN_ARCHIVER for condition in stopping)
         else ""
     )
     return Outlook(lead + says, lost_in_seconds)
@@ -312,14 +314,18 @@ def outlook(
 def _loss(
     stopping: Sequence[Condition], least_times: LeastTimesLeft, moment: Moment
 ) -> tuple[str, int | None]:
-    if any(one.kind == Kind.UNARCHIVED_RECORDS_DELETED for one in stopping):
+    if any(condition.kind == Kind.UNARCHIVED_RECORDS_DELETED for condition in stopping):
         return "Records are being lost: the brokers are deleting unarchived records.", 0
     timed_conditions = [
         condition
         for condition in stopping
         if condition.until is not None and not _WORDS[condition.kind].until
     ]
-    times_left = [one.until - moment.now for one in timed_conditions if one.until is not None]
+    times_left = [
+        condition.until - moment.now
+        for condition in timed_conditions
+        if condition.until is not None
+    ]
     times_left += least_times.of(stopping)
     if not times_left:
         return "It is not known when the brokers will delete unarchived records.", None

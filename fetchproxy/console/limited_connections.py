@@ -40,7 +40,7 @@ def request_to_close(hosts: Sequence[str], newcomer: str) -> int | None:
     counts = Counter(hosts)
     host, count = counts.most_common(1)[0]
     if is_loopback(newcomer):
-        return _first(not is_loopback(each) for each in hosts) or 0
+        return _first(not is_loopback(host) for host in hosts) or 0
     return _first(each == host for each in hosts) if counts[newcomer] + 1 < count else None
 
 
@@ -123,7 +123,7 @@ class LimitedConnection(asyncio.Protocol):
             return True
         requesting = self._open.requesting
         if len(requesting) >= CONSOLE_CONNECTIONS_MAX:
-            index = request_to_close([each._host for each in requesting], self._host)
+            index = request_to_close([connection._host for connection in requesting], self._host)
             if index is None:
                 LIMITS_REACHED.labels("console_connections_max").inc()
                 return False

@@ -269,7 +269,7 @@ def cache(bytes_max: int) -> dict[str, int]:
 def total(metric: MetricWrapperBase, **labels: str) -> int:
     """The sum of a counter or a gauge over all children with these labels."""
     samples = (sample for family in metric.collect() for sample in family.samples)
-    return int(sum(one.value for one in samples if labels.items() <= one.labels.items()))
+    return int(sum(sample.value for sample in samples if labels.items() <= sample.labels.items()))
 
 
 # The partitions of a status: the shown ones in order, and sums of all by topic. Pure.
@@ -335,11 +335,11 @@ class PartitionRows:
         return Totals(
             topics=len(topics),
             partitions=self.total,
-            faulty=sum(one.faulty for one in topics),
+            faulty=sum(topic.faulty for topic in topics),
             lossy=self._lossy,
-            lag_offsets=sum(one.lag_offsets for one in topics),
-            size_bytes=sum(one.size_bytes for one in topics),
-            lost_offsets=sum(one.lost_offsets for one in topics),
+            lag_offsets=sum(topic.lag_offsets for topic in topics),
+            size_bytes=sum(topic.size_bytes for topic in topics),
+            lost_offsets=sum(topic.lost_offsets for topic in topics),
             deleted_in_seconds=min(deletion_times, default=None),
         )
 
@@ -530,7 +530,7 @@ class PartitionsHealth:
             ):
                 results[tp] = view, await partition_health(self.records, self.rlmm, tp)
         self._results = results
-        self._note({one for _, conditions in results.values() for one in conditions})
+        self._note({condition for _, conditions in results.values() for condition in conditions})
         if len(self._checked_ends) > len(tps):
             known_tps = set(tps)
             self._checked_ends = {t: end for t, end in self._checked_ends.items() if t in known_tps}
@@ -541,9 +541,9 @@ class PartitionsHealth:
         for gone_condition in set(self.conditions()) - conditions_found:
             end = self._health.clear if gone_condition.kind == to_log else self._health.forget
             end(gone_condition.kind, gone_condition)
-        for one in conditions_found:
-            begin = self._health.report if one.kind == to_log else self._health.hold
-            begin(one, one)
+        for condition in conditions_found:
+            begin = self._health.report if condition.kind == to_log else self._health.hold
+            begin(condition, condition)
 
     async def _may_end_early(self, tp: TopicIdPartition, view: PartitionView) -> bool:
         end, checked_end = view.log_end_offset or 0, self._checked_ends.get(tp)

@@ -224,8 +224,8 @@ async def _archive_partition(
         log_dirs=await asyncio.to_thread(open_log_dirs, config.archive),
     )
     not_archived = await archive_pass.archive([planned.tp])
-    if any(one.failed for one in not_archived):
-        raise NotAllArchived(one for one in not_archived if one.failed)
+    if any(gap.failed for gap in not_archived):
+        raise NotAllArchived(gap for gap in not_archived if gap.failed)
     view = await archive.rlmm.refresh(planned.tp, asyncio.get_running_loop().time())
     new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
     size = sum(segment.segment_size_bytes for segment in new)

@@ -199,12 +199,16 @@ def next_plan(
     planned_ranges = dict.fromkeys((*(last.ranges if last else ()), *begun_ranges))
     waiting = [r for r in planned_ranges if r not in finished_ranges]
     ranges_by_location: dict[TopicPartition, list[BackfillRange]] = {}
-    for one in (*finished_ranges, *waiting):
-        ranges_by_location.setdefault((one.topic, one.partition), []).append(one)
+    for backfill_range in (*finished_ranges, *waiting):
+        ranges_by_location.setdefault((backfill_range.topic, backfill_range.partition), []).append(
+            backfill_range
+        )
     ranges = waiting
     for view, span in selections:
         before = ranges_by_location.get((view.tp.topic, view.tp.partition), [])
-        written_spans = sorted((one.first, one.end - 1) for one in before)
+        written_spans = sorted(
+            (range_before.first, range_before.end - 1) for range_before in before
+        )
         for first, end in uncovered(span.start, span.end - 1, written_spans):
             ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max)
     return Plan(settings, tuple(sorted(ranges)))
@@ -244,8 +248,8 @@ def _pieces(
         size = segment.segment_size_bytes
         count = min(-(-size * (end - start) // (offsets * bytes_max)) or 1, end - start)
         borders = [start + (end - start) * number // count for number in range(count + 1)]
-        for one, other in pairwise(borders):
-            yield OffsetSpan(one, other), size * (other - one) // offsets
+        for start, end in pairwise(borders):
+            yield OffsetSpan(start, end), size * (end - start) // offsets
         at = end
 
 

@@ -179,7 +179,7 @@ def _copy_once(
     # The topics go first: then readers of the copy wait for a topic instead of not knowing it.
     stores.run(moving.copy_archive_wide)
     outcome = runner.each(partitions.fit, mirror_work(stores, options), on_result)
-    failed_segments = [one for partition in outcome.results for one in partition.failed]
+    failed_segments = [segment for partition in outcome.results for segment in partition.failed]
     failed_objects = stores.run(moving.copy_archive_wide)
     not_at_source = tuple(
         sorted(
@@ -322,7 +322,7 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
         size=lambda partition: partition.size_bytes,
     )
     outcome = runner.each(stores.run(partitions), work)
-    unread = not_done(one for partition in outcome.results for one in partition.unread)
+    unread = not_done(condition for partition in outcome.results for condition in partition.unread)
     deleted = Deleted(outcome.results, (*outcome.failures, *unread))
     if deleted.is_complete:
         stores.run(lambda source, target: moving.delete_archive_wide(source))

@@ -157,8 +157,8 @@ def page(figures: Figures, now_ms: int) -> str:
 
 def _total(figures: Figures) -> str:
     size = sum(figure.size_bytes for figure in figures)
-    segments = sum(len(one.archived) for one in figures)
-    records = sum(one.records for one in figures)
+    segments = sum(len(partition.archived) for partition in figures)
+    records = sum(partition.records for partition in figures)
     return f"{len(figures)} partitions, {segments:,} segments, {records:,} records, {decimal(size)}"
 
 
@@ -171,7 +171,7 @@ def _topics_table(figures: Figures) -> str:
 
 
 def _sums(figures: Figures) -> list[str]:
-    segments = [one for f in figures for one in f.archived]
+    segments = [segment for f in figures for segment in f.archived]
     oldest = [f.oldest_ms for f in figures if f.oldest_ms is not None]
     newest = [f.newest_ms for f in figures if f.newest_ms is not None]
     rates = [f.forecast.bytes_per_day for f in figures if f.forecast.bytes_per_day is not None]
@@ -188,7 +188,7 @@ def _sums(figures: Figures) -> list[str]:
 
 def _topic(figures: Figures) -> str:
     tp = figures[0].tp
-    segments = [one for f in figures for one in f.archived]
+    segments = [segment for f in figures for segment in f.archived]
     partitions = _table(
         ["partition", *_SUM_NAMES], [[str(f.tp.partition), *_sums([f])] for f in figures]
     )

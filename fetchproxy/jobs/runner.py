@@ -339,7 +339,9 @@ class _Outcomes(Generic[T, R]):
         outcomes_in_order = [self._outcomes[number] for number in sorted(self._outcomes)]
         return Done(
             results=tuple(row for row in outcomes_in_order if not isinstance(row, ItemFailure)),
-            failures=tuple(one for one in outcomes_in_order if isinstance(one, ItemFailure)),
+            failures=tuple(
+                outcome for outcome in outcomes_in_order if isinstance(outcome, ItemFailure)
+            ),
         )
 
 

@@ -239,7 +239,7 @@ def reindex(
     remaining_faults = fault_rows(
         fault for partition in outcome.results for fault in partition.left
     )
-    unread = not_done(one for partition in outcome.results for one in partition.unread)
+    unread = not_done(condition for partition in outcome.results for condition in partition.unread)
     frame = runner.frame(remaining_faults, FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *outcome.failures, *unread)
     return replace(outcome, failures=failures, frame=frame)

@@ -97,9 +97,9 @@ class RecoveryPoint:
 def of_all_archivers(points: Iterable[RecoveryPoint]) -> RecoveryPoint | None:
     """What would be lost with the brokers and all these archivers. None: there is no journal."""
     every = list(points)
-    ages_ms = [one.age_ms for one in every if one.age_ms is not None]
+    ages_ms = [point.age_ms for point in every if point.age_ms is not None]
     age_ms = max(ages_ms, default=None) if len(ages_ms) == len(every) else None
-    return RecoveryPoint(age_ms, sum(one.records for one in every)) if every else None
+    return RecoveryPoint(age_ms, sum(point.records for point in every)) if every else None
 
 
 async def encode_positions(
@@ -290,13 +290,13 @@ class ArchiverPositions:
         `POSITIONS_READ_INTERVAL_S` before.
         """
         now, own_key = self._clock(), self._own_key()
-        for key, one in self._stored.items():
-            point = one.recovery_point
+        for key, read_positions in self._stored.items():
+            point = read_positions.recovery_point
             if point is None or key == own_key:
                 continue
-            if one.seen_at <= now - SILENT_MAX_S and key not in self._left_alone:
+            if read_positions.seen_at <= now - SILENT_MAX_S and key not in self._left_alone:
                 continue
-            since_ms = round(1000 * (now - one.seen_at))
+            since_ms = round(1000 * (now - read_positions.seen_at))
             yield replace(point, age_ms=None if point.age_ms is None else point.age_ms + since_ms)
 
     def accumulates(self, topic_id: UUID) -> bool:
@@ -353,20 +353,23 @@ class ArchiverPositions:
         """
         silent_positions, alive_positions = {}, {}
         accumulated_keys: set[tuple[UUID, int]] = set()
-        for key, one in self._stored.items():
-            if read_at - one.watched_from >= MISSED_AFTER_S:
-                silent_positions[key] = one
+        for key, read_positions in self._stored.items():
+            if read_at - read_positions.watched_from >= MISSED_AFTER_S:
+                silent_positions[key] = read_positions
             else:
-                alive_positions[key] = one
-                accumulated_keys.update(one.positions)
+                alive_positions[key] = read_positions
+                accumulated_keys.update(read_positions.positions)
         silent = [
             Condition(
-                Kind.ARCHIVER_SILENT, self._in_words(one, partitions_left), key, since=one.seen_at
+                Kind.ARCHIVER_SILENT,
+                self._in_words(read_positions, partitions_left),
+                key,
+                since=read_positions.seen_at,
             )
-            for key, one in silent_positions.items()
-            if (partitions_left := len(one.positions.keys() - accumulated_keys))
+            for key, read_positions in silent_positions.items()
+            if (partitions_left := len(read_positions.positions.keys() - accumulated_keys))
         ]
-        self._left_alone = frozenset(one.subject for one in silent)
+        self._left_alone = frozenset(condition.subject for condition in silent)
         ARCHIVERS_HEARD.set(len(alive_positions))
         ARCHIVERS_SILENT.set(len(silent))
         self._health.keep(Kind.ARCHIVER_SILENT, silent)

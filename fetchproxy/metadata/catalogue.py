@@ -280,10 +280,10 @@ class PartitionTable:
         neighbours = [
             other for other in self._overlapping.values() if _overlap(overlaps_gone, other)
         ]
-        for other in neighbours:
-            del self._overlapping[other.segment_id.id]
-        for other in neighbours:
-            self._insert(other)
+        for neighbour in neighbours:
+            del self._overlapping[neighbour.segment_id.id]
+        for neighbour in neighbours:
+            self._insert(neighbour)
 
 
 def build_view(

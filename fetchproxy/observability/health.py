@@ -618,8 +618,8 @@ class Health:
         by_subject = {condition.subject: condition for condition in conditions}
         for gone_subject in self._reported.get(kind, {}).keys() - by_subject.keys():
             self.clear(kind, gone_subject)
-        for one in by_subject.values():
-            self.report(one)
+        for condition in by_subject.values():
+            self.report(condition)
 
     def watch(self, source: Source) -> None:
         """Adds a source of conditions that is called at each look. It does its own logging."""
@@ -705,8 +705,9 @@ def headlines(conditions: Sequence[Condition]) -> tuple[str, ...]:
     waiting = [condition for condition in conditions if condition.meaning.waits]
     number = counts(waiting)
     return tuple(
-        one.what + (f" (and {number[one.kind] - 1} more)" if number[one.kind] > 1 else "")
-        for one in first_of_each_kind(waiting)
+        condition.what
+        + (f" (and {number[condition.kind] - 1} more)" if number[condition.kind] > 1 else "")
+        for condition in first_of_each_kind(waiting)
     )
 
 
@@ -731,8 +732,8 @@ def table() -> str:
     rows = ["| kind | level | about | meaning | what to do |", "|---|---|---|---|---|"]
     for level in Level:
         rows += [
-            f"| `{kind}` | {level} | {one.subject or 'the process'} | {one.means} | {one.remedy} |"
-            for kind, one in MEANINGS.items()
-            if one.level == level
+            f"| `{kind}` | {level} | {of.subject or 'the process'} | {of.means} | {of.remedy} |"
+            for kind, of in MEANINGS.items()
+            if of.level == level
         ]
     return "\n".join(rows) + "\n"

@@ -82,7 +82,7 @@ class WorkersConsole(HttpConsole):
     async def _readyz(self, request: web.Request) -> web.Response:
         """200 if one worker is ready: it has the same ports as all others."""
         statuses = [json.loads(text) for text in (await self._responses("/readyz")).values()]
-        ready = not self._leaving() and any(one["ready"] for one in statuses)
+        ready = not self._leaving() and any(status["ready"] for status in statuses)
         missing = sorted({name for status in statuses for name in status["missing"]})
         if not statuses:
             missing = ["workers: none runs"]

@@ -72,8 +72,8 @@ def _merge_conditions(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]
     """A condition that several workers have is shown once."""
     by_kind: dict[tuple[str, str], dict[str, Any]] = {}
     for status in statuses:
-        for one in status["conditions"]:
-            by_kind.setdefault((one["kind"], one["subject"]), one)
+        for condition in status["conditions"]:
+            by_kind.setdefault((condition["kind"], condition["subject"]), condition)
     merged["conditions"] = list(by_kind.values())
     counts: dict[str, int] = {}
     for status in statuses:
@@ -81,7 +81,7 @@ def _merge_conditions(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]
             counts[kind] = max(count, counts.get(kind, 0))
     merged["condition_counts"] = counts
     for name in ("headlines", "missing"):
-        merged[name] = list(dict.fromkeys(one for status in statuses for one in status[name]))
+        merged[name] = list(dict.fromkeys(text for status in statuses for text in status[name]))
     _merge_problems(merged, statuses)
 
 
@@ -89,8 +89,8 @@ def _merge_problems(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]) 
     """A problem of several workers is shown once. The outlook is the worst one."""
     by_text: dict[str, dict[str, Any]] = {}
     for status in statuses:
-        for one in status["problems"]:
-            by_text.setdefault(one["kind"], one)
+        for problem in status["problems"]:
+            by_text.setdefault(problem["kind"], problem)
     merged["problems"] = sorted(by_text.values(), key=lambda one: _LEVELS.index(one["level"]))
     outlooks = [status["outlook"] for status in statuses if status["outlook"]["says"]]
     timed = [outlook for outlook in outlooks if outlook["lost_in_seconds"] is not None]
