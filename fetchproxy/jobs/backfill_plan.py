@@ -185,7 +185,8 @@ def next_plan(
     bytes_max: int,
     begun_ranges: Iterable[BackfillRange] = (),
 ) -> Plan:
-    """Ranges that were planned and are not done, and new ones for the unplanned of `selections`.
+    """The planned ranges that are not done, and new ranges for offsets of `selections` that no plan
+    has.
 
     `begun_ranges`: ranges that are written but lack records that were passed over.
 

@@ -100,7 +100,7 @@ class Done(Generic[R]):
 
 
 def not_done(conditions: Iterable[Condition]) -> tuple[ItemFailure, ...]:
-    """The failures of single objects of an item that is done as far as possible."""
+    """A failure for each object that could not be processed, although its item is done."""
     return tuple(
         ItemFailure(f"{condition.subject}: {condition.object_key}", condition.what, True)
         for condition in conditions

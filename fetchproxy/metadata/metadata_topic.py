@@ -138,7 +138,7 @@ class KafkaMetadataLog:
         return log_offsets.log_start_offset, log_offsets.high_watermark
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
-        """Some values from an offset within the bounds on; may wait a little if there is none."""
+        """Some values from `from_offset` on, within `bounds`; waits a little if there are none."""
         tp = self._tp(partition)
         with _as_storage_errors(f"read of {tp} at {from_offset}"):
             fetched = await self._cluster.fetch(

@@ -473,7 +473,7 @@ class FollowedArchive:
         self._reading.check_topics()
         starts = self._loop.done(self._reading.starts(self._views))
         if self._options.starting.kind is BoundKind.EARLIEST:
-            # The archive may begin above the offset at which it has to begin.
+            # The first segments may be lost: then the archive begins too late.
             below = [(self._views[tp], OffsetSpan(0, start)) for tp, start in starts.items()]
             self._loop.done(self._reading.check_no_loss(below))
         self._read_up_to = self._position(starts)

@@ -217,7 +217,7 @@ def find_tier_boundary(
     """The archive's current end of every partition that the brokers have.
 
     The caller asks the brokers first, for topics' `ids` and partitions' `earliest` offsets. If
-    records are copied and deleted between both looks, the offset named then is missing, which is
+    records are copied and deleted between both requests, the offset named then is missing, which is
     an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
     """
     views, log_ids = in_loop(_views(source_options))
