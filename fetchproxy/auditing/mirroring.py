@@ -289,7 +289,9 @@ class PartitionMirror:
         plan = await self._make_plan(copied_objects, compare=compare)
 
         async def renew(to_copy: CopyCandidate) -> None:
-            if to_copy.metadata.segment_id in self._faulty or await self._renew(to_copy):
+            if to_copy.metadata.segment_id in self._faulty or await self._copy_replaced_files(
+                to_copy
+            ):
                 self._advance(to_copy.metadata.segment_size_bytes)
             else:
                 plan.copies.append(to_copy)
@@ -384,18 +386,18 @@ class PartitionMirror:
         self._done_bytes += size_bytes
         self.on_progress(self._done_bytes, self._result.size_bytes)
 
-    async def _renew(self, copy: CopyCandidate) -> bool:
+    async def _copy_replaced_files(self, copy: CopyCandidate) -> bool:
         """Take over what the archive has replaced since the copy. False: the segment has to be read
         and checked as for a first copy.
         """
-        done = True
+        is_done = True
         async with self._source_errors_noted(copy):
             files = await self._files_that_differ(copy)
             if files:
-                done = files == [SegmentFile.PACKING] and await self._take_key(copy)
-            if done and copy.known != copy.metadata and await self._is_sound(copy):
+                is_done = files == [SegmentFile.PACKING] and await self._take_key(copy)
+            if is_done and copy.known != copy.metadata and await self._is_sound(copy):
                 await self._put_segment(copy, self._put_metadata(copy))
-        return done
+        return is_done
 
     async def _files_that_differ(self, copy: CopyCandidate) -> list[SegmentFile]:
         """The small objects that differ from those of the copy."""

@@ -272,7 +272,7 @@ class _PartitionRepair:
             try:
                 repairs += self._plan(faulty_segment)
             except CorruptSegment as error:
-                self.refusals.append(f"{self._name(faulty_segment.metadata)}: {error}")
+                self.refusals.append(f"{self._segment_name(faulty_segment.metadata)}: {error}")
         return repairs
 
     async def apply(self, repair: _Repair) -> None:
@@ -347,7 +347,7 @@ class _PartitionRepair:
         else:
             return derived
         if self._is_faulty(metadata):
-            self.refusals.append(f"{self._name(metadata)}: {reason}")
+            self.refusals.append(f"{self._segment_name(metadata)}: {reason}")
         return None
 
     async def _derive_lost_metadata(
@@ -378,7 +378,7 @@ class _PartitionRepair:
             except CorruptSegment as error:
                 partition.unknown.append(stub.start_offset)
                 if derived is not None:
-                    self.refusals.append(f"{self._name(stub)}: {error}")
+                    self.refusals.append(f"{self._segment_name(stub)}: {error}")
                 continue
             partition.counted.append(counts)
             if (lineage := await self._lineage_of(counts)) is not None:
@@ -438,7 +438,7 @@ class _PartitionRepair:
                 try:
                     contents[file] = derive_content(faulty_segment, metadata)
                 except CorruptSegment as error:
-                    self.refusals.append(f"{self._name(faulty_segment.metadata)}: {error}")
+                    self.refusals.append(f"{self._segment_name(faulty_segment.metadata)}: {error}")
         if SegmentFile.TXN in contents:
             metadata = replace(metadata, has_aborted_txns=contents[SegmentFile.TXN] is not None)
         elif faulty_segment.known is None:
@@ -484,7 +484,7 @@ class _PartitionRepair:
         return any(self.rsm.object_key(metadata, file) in self.faulty for file in SegmentFile)
 
     @staticmethod
-    def _name(metadata: RemoteLogSegmentMetadata) -> str:
+    def _segment_name(metadata: RemoteLogSegmentMetadata) -> str:
         return f"{metadata.topic_id_partition}: segment at offset {metadata.start_offset}"
 
 

@@ -105,7 +105,7 @@ def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> N
     )
     for failure in outcome.failures:
         typer.echo(f"not archived: {safe_one_line(str(failure))}", err=True)
-    not_archived = [one for partition in outcome.results for one in partition.left]
+    not_archived = [one for partition in outcome.results for one in partition.not_archived]
     _end(not_archived, plan.refused, failed=bool(outcome.failures))
 
 

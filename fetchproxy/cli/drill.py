@@ -27,7 +27,7 @@ _ASK_INTERVAL_S = 1.0
 _PATH = "/api/drill"
 # A process that does not answer so often has more than a drill.
 _FAILURES_MAX = 10
-Sums = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
+MetricSums = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class DrillEffects:
         return [f"{text:{width}}  {figure:.0f}" for text, figure in figures.items()]
 
 
-def drill_effects(readings: Sequence[tuple[float, Sums]]) -> DrillEffects:
+def drill_effects(readings: Sequence[tuple[float, MetricSums]]) -> DrillEffects:
     """From at least two readings of the metrics, each with its time (s). Pure."""
     (_, first), (_, last) = readings[0], readings[-1]
 
@@ -88,7 +88,7 @@ def drill_effects(readings: Sequence[tuple[float, Sums]]) -> DrillEffects:
     )
 
 
-def figures_in(text: str) -> Sums:
+def figures_in(text: str) -> MetricSums:
     """The metrics of a scrape, summed up over all workers; those with one more label also by its
     value.
     """
@@ -154,7 +154,7 @@ class _Drill:
 
     async def run(
         self, fault: Fault, for_s: float, broker: str | None
-    ) -> Sequence[tuple[float, Sums]]:
+    ) -> Sequence[tuple[float, MetricSums]]:
         clock = asyncio.get_running_loop().time
         readings = [(clock(), await self._read_sums())]
         parameters = {"fault": fault, "for_s": f"{for_s}", **({"broker": broker} if broker else {})}
@@ -178,6 +178,6 @@ class _Drill:
         finally:
             await asyncio.shield(asyncio.to_thread(self.console.send, "DELETE", _PATH))
 
-    async def _read_sums(self) -> Sums:
+    async def _read_sums(self) -> MetricSums:
         text = await asyncio.to_thread(self.console.get, "/metrics")
         return await asyncio.to_thread(figures_in, text.decode())

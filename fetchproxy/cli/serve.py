@@ -53,6 +53,6 @@ def serve(
 def with_clients_that_fit(config: Config) -> Config:
     """Raises this process's limit of open files, and lowers that of its clients if need be."""
     open_files_max = raise_open_files_max(config.gateway.connections_max)
-    room = clients_that_fit(open_files_max, config.gateway.connections_max)
-    gateway = config.gateway.model_copy(update={"connections_max": room})
+    clients_max = clients_that_fit(open_files_max, config.gateway.connections_max)
+    gateway = config.gateway.model_copy(update={"connections_max": clients_max})
     return config.model_copy(update={"gateway": gateway})

@@ -1,7 +1,7 @@
 """What the checks look at: the settings, this machine, and the opened parts of the installation.
 
-Everything is opened once for all checks, by the functions that `fetchproxy serve` and `archive` start
-with. A `CheckFunction` returns what is wrong, or raises a domain error whose text says it.
+Everything is opened once for all checks, by the functions that `fetchproxy serve` and `archive`
+start with. A `CheckFunction` returns what is wrong, or raises a domain error whose text says it.
 """
 
 from __future__ import annotations

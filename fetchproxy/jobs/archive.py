@@ -81,14 +81,14 @@ class ArchivePlan:
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition:
     """The archive's content from `planned.archive_end` on, no matter which process copied it.
-    `left`: what an open transaction keeps from it.
+    `not_archived`: what an open transaction keeps from it.
     """
 
     planned: PlannedPartition
     archive_end: int | None
     segments: int
     size_bytes: int
-    left: tuple[NotArchived, ...] = ()
+    not_archived: tuple[NotArchived, ...] = ()
 
 
 def archive(

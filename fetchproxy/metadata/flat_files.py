@@ -217,7 +217,7 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
     """(end of the last valid checkpoint, its offset); 0 if there is none."""
     position = len(raw) - _CHECKPOINT_BYTES
     offset = (
-        _holds(raw, position, crc32c(memoryview(raw)[:position]))
+        _has_checkpoint(raw, position, crc32c(memoryview(raw)[:position]))
         if position >= HEADER.size
         else None
     )
@@ -230,7 +230,7 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
                 continue
             position = HEADER.size + begin
             checksum = crc32c(memoryview(raw)[checkpoints_seen:position], checksum)
-            offset = _holds(raw, position, checksum)
+            offset = _has_checkpoint(raw, position, checksum)
             if offset is None:
                 break  # an earlier byte is wrong: no later checkpoint can be valid
             checkpoints_seen, end, last_offset = position, position + _CHECKPOINT_BYTES, offset
@@ -242,7 +242,7 @@ def _checkpoint(metadata_topic_offset: int, checksum: int) -> bytes:
     return content + UINT32.pack(crc32c(content, checksum))
 
 
-def _holds(raw: bytes, at: int, checksum: int) -> int | None:
+def _has_checkpoint(raw: bytes, at: int, checksum: int) -> int | None:
     """The offset of the checkpoint at `at`, if it is valid for a file with that checksum."""
     offset: int
     offset_at = at + len(_CHECKPOINT_LEAD)

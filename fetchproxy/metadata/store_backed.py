@@ -122,7 +122,7 @@ class StoredPartition:
     built_at: float = float("-inf")  # loop time at which the listing for `table` began
     whole_at: float = float("-inf")  # loop time at which the last listing of everything began
     # The version of `past-changed` before everything was listed; "": absent; None: not known.
-    past: str | None = None
+    past_changed: str | None = None
     doubted_at: float = float("-inf")  # loop time at which the store contradicted the view
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
     # Of a mirror: the recorded gaps, and what is not copied yet (`PartitionView.not_copied`).
@@ -250,7 +250,7 @@ def table_of(tp: TopicIdPartition, contents: Contents) -> PartitionTable:
 class PartitionRead:
     """Turns one listing of a partition into a view. Other listings of it may run at the same time.
 
-    `add` each listed object, `begin`, `read` each entry that `begin` returns, `prepare`, `land`.
+    `add` each listed object, `begin`, `read` each entry that `begin` returns, `prepare`, `finish`.
     """
 
     def __init__(
@@ -260,14 +260,14 @@ class PartitionRead:
         began_at: float,
         *,
         of_mirror: bool = False,
-        past: str | None = None,
+        past_changed: str | None = None,
     ) -> None:
-        """`past`: see `StoredPartition`, as read before this listing; None: it was not read."""
+        """`past_changed`: see `StoredPartition`, as read before this listing; None: not read."""
         self.tp = tp
         self.partition = partition
         self._began_at = began_at
         self._of_mirror = of_mirror
-        self._past = past
+        self._past = past_changed
         self._gaps: list[_Offsets] = []
         self._listed: list[Readable] = []
         self._log_starts: list[LogStartObject] = []
@@ -276,7 +276,7 @@ class PartitionRead:
 
     @property
     def work(self) -> int:
-        """How much it is to `land`, see `_SEGMENTS_AT_ONCE`."""
+        """How much it is to `finish`, see `_SEGMENTS_AT_ONCE`."""
         return _AS_SEGMENTS + len(self._contents)
 
     def add(self, listed: Standing) -> None:
@@ -332,14 +332,14 @@ class PartitionRead:
         if len(contents) > _SEGMENTS_ON_THE_LOOP_MAX and contents != self.partition.built:
             self._made = await asyncio.to_thread(table_of, self.tp, contents)
 
-    def land(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
+    def finish(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
         """The new view. `cached`: the last view, with the loop time at which its listing began."""
         partition = self.partition
         if cached is not None and cached[0] > self._began_at:
             return cached[1]  # a listing that began later has ended before
         partition.whole_at = self._began_at
         if self._past is not None:
-            partition.past = self._past
+            partition.past_changed = self._past
         gaps = tuple(self._gaps) if self._of_mirror else None
         # A rebuild of thousands of segments holds the loop, and usually nothing has changed.
         if (
@@ -376,14 +376,14 @@ class EndsRead(PartitionRead):
         super().__init__(tp, partition, began_at)
         self._limits = limits
         self.last_after = partition.keys[-limits.listed_segments - 1]
-        self.past = ""
+        self.past_changed = ""
         self._first_up_to = self.last_after  # unless enough of the first objects come before
         self._first_segments = 0
         self._is_continued = False
 
     def add_last(self, listed: Standing) -> None:
         if isinstance(listed, PastChangedObject):
-            self.past = listed.stored.version
+            self.past_changed = listed.stored.version
         elif isinstance(listed, SegmentMetadataObject):
             self._is_continued |= listed.stored.key in self.partition.built
         self.add(listed)
@@ -394,7 +394,7 @@ class EndsRead(PartitionRead):
         """
         partition, began_at = self.partition, self._began_at
         return (
-            self.past == partition.past
+            self.past_changed == partition.past_changed
             and self._is_continued
             and partition.doubted_at < partition.whole_at
             and began_at - partition.whole_at < self._limits.whole_listing_interval_ms / 1000
@@ -414,7 +414,7 @@ class EndsRead(PartitionRead):
             self.add(listed)
         return True
 
-    def land(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
+    def finish(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
         partition = self.partition
         if cached is not None and cached[0] > self._began_at:
             return cached[1]
@@ -803,15 +803,17 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _read_partition(self, tp: TopicIdPartition, began_at: float) -> PartitionView:
         if self._serves:
             await self._identity.check()  # whether this is a mirror
-        partition, collected, past = self._partition(tp), NOTHING_COLLECTED, None
+        partition, collected, past_changed = self._partition(tp), NOTHING_COLLECTED, None
         operation = f"metadata of {tp}"
         async with counted(began_at), self._while_progressing(operation) as on_progress:
             if self._is_long(partition):
                 ends = EndsRead(tp, partition, began_at, self._ends_limits)
                 if await self._read_ends(ends, on_progress):
-                    return ends.land(self._views.entries.get(tp))
-                past = ends.past
-            read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror, past=past)
+                    return ends.finish(self._views.entries.get(tp))
+                past_changed = ends.past_changed
+            read = PartitionRead(
+                tp, partition, began_at, of_mirror=self.of_mirror, past_changed=past_changed
+            )
             async for listed in self._objects.list_partition(tp):
                 on_progress()
                 read.add(listed)
@@ -820,7 +822,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 collected = await self._collected_once.read(tp.topic_id)
             await self._get_listed([read], on_progress, collected)
         await read.prepare()
-        return read.land(self._views.entries.get(tp))
+        return read.finish(self._views.entries.get(tp))
 
     def _is_long(self, partition: StoredPartition) -> bool:
         """Whether a look may do with the ends. A mirror gets its objects in any order; and what
@@ -868,7 +870,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         work = 0
         for tp, read in reads.items():
             await read.prepare()
-            view = read.land(self._views.entries.get(tp))
+            view = read.finish(self._views.entries.get(tp))
             self._views.offer(tp, began_at, view)
             views[tp.partition] = view
             work += read.work

@@ -7,7 +7,7 @@ from pathlib import Path
 from fetchproxy_command import fetchproxy
 from proxy_process import ProxyProcess
 
-from fetchproxy.cli.drill import DrillEffects, Sums, drill_effects, figures_in
+from fetchproxy.cli.drill import DrillEffects, MetricSums, drill_effects, figures_in
 from lab.mock_cluster import MockCluster
 
 COMPLETED = "fetchproxy_purgatory_completed_total"
@@ -38,7 +38,7 @@ def test_figures_of_workers_are_summed_up() -> None:
     assert figures["fetchproxy_store_request_errors_total"] == 10
 
 
-def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Sums]:
+def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, MetricSums]:
     return at, {
         COMPLETED + "{data}": data,
         COMPLETED + "{deadline}": deadline,

@@ -16,10 +16,10 @@ from virtual_loop import run_virtual
 from fetchproxy.errors import CorruptSegment, StorageUnavailable
 from fetchproxy.metadata.archiver_positions import (
     HEARTBEAT_INTERVAL_S,
-    READ_WAIT_MAX_S,
     MISSED_AFTER_S,
     NOT_KNOWN,
     POSITIONS_READ_INTERVAL_S,
+    READ_WAIT_MAX_S,
     SENTENCE_CHARS_MAX,
     SILENT_MAX_S,
     TROUBLES_MAX,
