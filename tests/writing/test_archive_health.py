@@ -132,7 +132,7 @@ async def pinned(_: Path) -> MemoryObjectStore:
     return await watched(status, 0, OPEN_TRANSACTION_MAX_MS)
 
 
-async def held(kind: Kind, message: str) -> MemoryObjectStore:
+async def with_condition(kind: Kind, message: str) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
     published_conditions = PublishedConditions(planted.storage.objects)
@@ -142,12 +142,12 @@ async def held(kind: Kind, message: str) -> MemoryObjectStore:
 
 
 async def damaged(_: Path) -> MemoryObjectStore:
-    return await held(Kind.LOG_DAMAGED, f"{TP}: the batch at offset 10 has a wrong checksum")
+    return await with_condition(Kind.LOG_DAMAGED, f"{TP}: the batch at offset 10 has a wrong checksum")
 
 
 async def late_copy(_: Path) -> MemoryObjectStore:
     message = f"{TP} was not copied anew: it was at offset 10"
-    return await held(Kind.COMPACTED_COPY_LATE, message)
+    return await with_condition(Kind.COMPACTED_COPY_LATE, message)
 
 
 async def trimming_held_up(_: Path) -> MemoryObjectStore:
