@@ -589,7 +589,7 @@ async def _follow_settings(parts: Parts, next_reload: NextReload) -> None:
         tell(reload, parts.health)
         for tls in (parts.listener_tls, parts.upstream_tls):
             if tls is not None:
-                await tls.look()
+                await tls.reload_if_changed()
 
 
 async def _watch_process(parts: Parts) -> None:

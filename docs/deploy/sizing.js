@@ -35,12 +35,12 @@ const COEFFICIENTS = {
   "proxy_listings": 50400,
   "positions_reads": 28800,
   "owner_reads": 43200,
-  "refresh_looks": 1440,
-  "retention_looks": 288,
-  "replay_looks": 2880,
+  "refresh_listings": 1440,
+  "retention_listings": 288,
+  "replay_listings": 2880,
   "whole_below_segments": 500,
   "ends_listings": 2,
-  "whole_looks": 4,
+  "full_listings": 4,
   "orphan_searches": 24,
   "orphan_pages": 768,
   "orphan_searches_min": 1
@@ -169,19 +169,19 @@ function listingsOf(load, segments, unit) {
   );
   if (load.manager === "topic") return searches * pages;
   const copies = segments.per_partition_day;
-  let looks =
+  let listings =
     copies * unit.segment_listings_store +
-    Math.max(unit.retention_looks, unit.refresh_looks - copies);
-  let wholeLooks = searches + Math.max(searches, unit.whole_looks);
+    Math.max(unit.retention_listings, unit.refresh_listings - copies);
+  let fullListings = searches + Math.max(searches, unit.full_listings);
   const replay = load.replay_mb_per_s > 0;
   if (segments.kept / load.partitions < unit.whole_below_segments) {
-    return (looks + 2 * searches + (replay ? unit.replay_looks : 0)) * pages;
+    return (listings + 2 * searches + (replay ? unit.replay_listings : 0)) * pages;
   }
   if (replay) {
-    looks += unit.replay_looks;
-    wholeLooks += unit.whole_looks;
+    listings += unit.replay_listings;
+    fullListings += unit.full_listings;
   }
-  return looks * unit.ends_listings + wholeLooks * pages;
+  return listings * unit.ends_listings + fullListings * pages;
 }
 
 function costsOf(load, storedGb, requests, prices) {

@@ -41,25 +41,25 @@ class CompletenessCheck:
     async def check(self, lost: Sequence[Offsets] = ()) -> VerifyReport:
         """`lost`: offsets of segments that lack only metadata. Raises RemoteStorageError."""
         report, tp, records = VerifyReport(), self.tp, self.objects
-        in_topic = await self._segments_in_metadata_topic(report)
+        topic_segments = await self._segments_in_metadata_topic(report)
 
         def reported_holes() -> list[Offsets]:
-            archived_offsets = self.segments_not_in_store(in_topic or ())
+            archived_offsets = self.segments_not_in_store(topic_segments or ())
             return [*lost, *((s.start_offset, s.end_offset) for s in archived_offsets)]
 
-        look = await look_at_offsets(
+        result = await look_at_offsets(
             records, self.stored, tp, lambda: refreshed(self.stored, tp), reported_holes
         )
-        finished_offsets = look.finished_offsets
-        if look.damaged is not None:
-            again, message = look.damaged.retriable, str(look.damaged)
-            if not isinstance(look.damaged, ObjectNotReadable):
+        finished_offsets = result.finished_offsets
+        if result.damaged is not None:
+            retriable, message = result.damaged.retriable, str(result.damaged)
+            if not isinstance(result.damaged, ObjectNotReadable):
                 message += "; the archiver writes it again with its next segment"
             key = records.finished_offsets_key(tp)
-            damage = of_object(Kind.SEGMENT_DAMAGED, tp, key, message, retriable=again)
-            (report.unread if again else report.faults).append(damage)
+            damage = of_object(Kind.SEGMENT_DAMAGED, tp, key, message, retriable=retriable)
+            (report.unread if retriable else report.faults).append(damage)
         folder = records.folder(tp)
-        for first, last in look.not_held.missing:
+        for first, last in result.not_held.missing:
             kind, message = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)
             report.faults.append(of_object(kind, tp, folder, message, first))
         if finished_offsets is not None and finished_offsets.log_start_offset > self._log_start(
@@ -70,11 +70,11 @@ class CompletenessCheck:
             )
             report.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, message))
         report.faults += self._older_end(finished_offsets)
-        report.not_known += self._unknown(look)
-        report.published_conditions += offsets_in_words(tp, look.not_held)
+        report.not_known += self._unknown(result)
+        report.published_conditions += offsets_in_words(tp, result.not_held)
         report.published_conditions += metadata_in_words(self.stored, tp)
-        if in_topic is not None:
-            report.faults += await self._against_topic(in_topic)
+        if topic_segments is not None:
+            report.faults += await self._compare_with_topic(topic_segments)
         return report
 
     def _log_start(self, manager: RemoteLogMetadataManager | None) -> int:
@@ -98,15 +98,15 @@ class CompletenessCheck:
         message = f"offset {end} was archived in leader epoch {epoch}, not in this one"
         return [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, message, end)]
 
-    def _unknown(self, look: OffsetsCheckResult) -> list[Condition]:
+    def _unknown(self, result: OffsetsCheckResult) -> list[Condition]:
         unknowns = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
-            for first, last in look.not_held.not_known
+            for first, last in result.not_held.not_known
         ]
         segments = finished(self.stored.list_remote_log_segments(self.tp))
-        if look.finished_offsets is None:
+        if result.finished_offsets is None:
             unknowns.append("at which offsets the archive began and ended")
-        elif any(s.start_offset < look.finished_offsets.recorded_from for s in segments):
+        elif any(s.start_offset < result.finished_offsets.recorded_from for s in segments):
             unknowns.append(f"whether the archive began below offset {segments[0].start_offset}")
         return [
             of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, self.tp, message) for message in unknowns
@@ -130,19 +130,21 @@ class CompletenessCheck:
         return self.topic.list_remote_log_segments(self.tp)
 
     def segments_not_in_store(
-        self, in_topic: Iterable[RemoteLogSegmentMetadata]
+        self, topic_segments: Iterable[RemoteLogSegmentMetadata]
     ) -> list[RemoteLogSegmentMetadata]:
         """Finished segments that the topic has and that have no metadata in the store."""
         ids = {s.segment_id for s in self.stored.list_remote_log_segments(self.tp)}
-        not_in_store = [s for s in finished(in_topic) if s.segment_id not in ids]
+        not_in_store = [s for s in finished(topic_segments) if s.segment_id not in ids]
         log_start = self._log_start(self.topic)
         return [s for s in not_in_store if s.end_offset >= log_start]
 
-    async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Condition]:
+    async def _compare_with_topic(
+        self, before: Sequence[RemoteLogSegmentMetadata]
+    ) -> list[Condition]:
         """`before`: the topic's segments, read before the store. Reads the topic again after it."""
         now = await self._segments_in_metadata_topic(VerifyReport()) or ()
-        in_topic_by_id = {s.segment_id: s for s in now}
-        unchanged = [s for s in before if in_topic_by_id.get(s.segment_id) == s]
+        topic_segments_by_id = {s.segment_id: s for s in now}
+        unchanged = [s for s in before if topic_segments_by_id.get(s.segment_id) == s]
         stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(self.tp)}
         problem_keys = {problem.object_key for problem in self.stored.problems(self.tp)}
         faults: list[Condition] = []
@@ -160,13 +162,15 @@ class CompletenessCheck:
             fault(segment, f"{message} here, the store has no metadata of it")
         for segment in finished(unchanged):
             other = stored.get(segment.segment_id)
-            if other is not None and _says(other) != _says(segment):
-                fault(other, f"says {_says(other)}, the metadata topic {_says(segment)}")
+            if other is not None and _state_text(other) != _state_text(segment):
+                fault(
+                    other, f"says {_state_text(other)}, the metadata topic {_state_text(segment)}"
+                )
         offsets_in_topic = [(s.start_offset, s.end_offset) for s in finished(now)]
         log_start = self._log_start(self.topic)
         for segment in finished(stored.values()):
             first = max(segment.start_offset, log_start)
-            if segment.segment_id not in in_topic_by_id and not in_offsets(
+            if segment.segment_id not in topic_segments_by_id and not in_offsets(
                 first, segment.end_offset, offsets_in_topic
             ):
                 fault(segment, "it is not in the metadata topic: no reader sees it")
@@ -190,7 +194,7 @@ def finished(segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegm
     return [segment for segment in segments if segment.is_finished]
 
 
-def _says(segment: RemoteLogSegmentMetadata) -> str:
+def _state_text(segment: RemoteLogSegmentMetadata) -> str:
     return (
         f"{segment.state.name} up to offset {segment.end_offset} in "
         f"{segment.segment_size_bytes} bytes"

@@ -127,7 +127,7 @@ class JournalRecovery:
             one = _OneLog(self, tp, view, keys)
             await one.copy(chain)
             recovered.append(one.result(entries))
-        ends = {one.tp: one.end for one in recovered}
+        ends = {recovered_log.tp: recovered_log.end for recovered_log in recovered}
         for table in tables:
             if all(_is_archived(ends[e.tp], e.next_offset) for e in table.entries):
                 await self.objects.delete_journal(*table.place)

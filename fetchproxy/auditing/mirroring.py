@@ -108,9 +108,7 @@ class MirrorSide:
 
 
 @asynccontextmanager
-async def open_place(
-    url: str, config: Config, *, create: bool = False
-) -> AsyncIterator[MirrorSide]:
+async def open_side(url: str, config: Config, *, create: bool = False) -> AsyncIterator[MirrorSide]:
     """`config`: all settings except `store.url`. Raises ConfigError, RemoteStorageError."""
     store, prefix = open_object_store(url, config.store, create=create)
     at_rest = partial(at_rest_of, config.store)
@@ -123,7 +121,7 @@ async def open_place(
 
 
 @dataclass(frozen=True, slots=True)
-class ToCopy:
+class CopyCandidate:
     """A segment that may have to be copied. `objects`: the segment's objects by file. `known`: what
     the copy's metadata say of it; None: no reader of the copy sees it yet.
     """
@@ -141,12 +139,12 @@ class ToCopy:
 
 @dataclass(slots=True)
 class _Plan:
-    """What a run has to copy, to compare and to delete. `there`: the copy has each object, but
-    small ones may differ. `other_keys`, `extra`: keys below the prefix.
+    """What a run has to copy, to compare and to delete. `to_compare`: segments of which the copy
+    has all objects, but small ones may differ. `other_keys`, `extra`: keys below the prefix.
     """
 
-    copies: list[ToCopy] = field(default_factory=list)
-    there: list[ToCopy] = field(default_factory=list)
+    copies: list[CopyCandidate] = field(default_factory=list)
+    to_compare: list[CopyCandidate] = field(default_factory=list)
     other_keys: list[str] = field(default_factory=list)  # of no segment; compared by content
     # Objects of the copy that the archive no longer has. For a segment, this run deletes only the
     # metadata; a later run deletes the other objects, which a reader may still be reading.
@@ -177,9 +175,9 @@ def plan_mirror(
             if file is not SegmentFile.METADATA
         )
         files = {file: stored_object for file, (_, stored_object) in objects.items()}
-        copy = ToCopy(metadata, files, have.get(metadata.segment_id))
+        copy = CopyCandidate(metadata, files, have.get(metadata.segment_id))
         found_there = whole and copy.known is not None and not compare
-        (plan.there if found_there else plan.copies).append(copy)
+        (plan.to_compare if found_there else plan.copies).append(copy)
     ids = {segment.segment_id for segment in segments}
     plan.other_keys = [
         relative_key
@@ -216,13 +214,13 @@ def by_segment(
 class MirrorOptions:
     """`compare`: also compare existing copies byte by byte. `with_damaged`: copy damaged segments
     too, as they are. `bytes_per_s`: read limit of one process at the archive; 0: no limit.
-    `opens`: also open each segment of the copy, as its readers will.
+    `opens_segments`: also open each segment of the copy, as its readers will.
     """
 
     compare: bool = False
     with_damaged: bool = False
     bytes_per_s: int = 0
-    opens: bool = False
+    opens_segments: bool = False
 
 
 @dataclass(slots=True)
@@ -246,8 +244,8 @@ class MirroredPartition:
 
 @dataclass(eq=False, repr=False)
 class PartitionMirror:
-    """Copies one partition of an archive to another store. One run over one partition. `tell(done,
-    all)`: log bytes.
+    """Copies one partition of an archive to another store; for a single run.
+    `on_progress(done, all)`: log bytes.
     """
 
     source: MirrorSide
@@ -256,7 +254,7 @@ class PartitionMirror:
     spool: Spool
     pace: CopyPace
     options: MirrorOptions
-    tell: Callable[[int, int], None]
+    on_progress: Callable[[int, int], None]
 
     def __post_init__(self) -> None:
         self._done_bytes = 0
@@ -280,7 +278,7 @@ class PartitionMirror:
                     if not error.retriable:
                         raise
                     self._result.failed = before  # the store fails now; all else is copied
-            if self.options.opens:
+            if self.options.opens_segments:
                 await self._open_all()
         return self._result
 
@@ -290,8 +288,10 @@ class PartitionMirror:
         copied_objects = await self.target.partition_objects(self.tp)
         plan = await self._make_plan(copied_objects, compare=compare)
 
-        async def renew(to_copy: ToCopy) -> None:
-            if to_copy.metadata.segment_id in self._faulty or await self._renew(to_copy):
+        async def renew(to_copy: CopyCandidate) -> None:
+            if to_copy.metadata.segment_id in self._faulty or await self._copy_replaced_files(
+                to_copy
+            ):
                 self._advance(to_copy.metadata.segment_size_bytes)
             else:
                 plan.copies.append(to_copy)
@@ -300,7 +300,7 @@ class PartitionMirror:
         last = asyncio.Event()
         last.set()
 
-        async def copy(to_copy: ToCopy) -> None:
+        async def copy(to_copy: CopyCandidate) -> None:
             nonlocal last
             before, last = last, asyncio.Event()
             previous_turn = last
@@ -313,7 +313,7 @@ class PartitionMirror:
             self._advance(to_copy.metadata.segment_size_bytes)
 
         await self._copy_notes(plan.other_keys, copied_objects)
-        await for_each(plan.there, renew, COMPARED_AT_ONCE)
+        await for_each(plan.to_compare, renew, COMPARED_AT_ONCE)
         plan.copies.sort(key=lambda copy: copy.metadata.start_offset)
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         if self._history.compacted is not None and not self._faulty and not self._result.failed:
@@ -363,15 +363,15 @@ class PartitionMirror:
         copied_segments = finished(self.target.rlmm.list_remote_log_segments(self.tp))
 
         async def check(metadata: RemoteLogSegmentMetadata) -> None:
-            error = await why_not_opened(self.target, metadata)
+            error = await opening_error(self.target, metadata)
             if error is None:
                 return
             key = self.target.rsm.object_key(metadata, SegmentFile.LOG)
             message, first = f"it does not open at --to: {error}", metadata.start_offset
             # A segment that was copied although it is damaged is a fault of the archive.
-            again = error.retriable or await why_not_opened(self.source, metadata) is None
+            retriable = error.retriable or await opening_error(self.source, metadata) is None
             kind = Kind.SEGMENT_DAMAGED
-            self._add([of_object(kind, self.tp, key, message, first, retriable=again)])
+            self._add([of_object(kind, self.tp, key, message, first, retriable=retriable)])
 
         await for_each(copied_segments, check, COMPARED_AT_ONCE)
 
@@ -384,22 +384,22 @@ class PartitionMirror:
 
     def _advance(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
-        self.tell(self._done_bytes, self._result.size_bytes)
+        self.on_progress(self._done_bytes, self._result.size_bytes)
 
-    async def _renew(self, copy: ToCopy) -> bool:
+    async def _copy_replaced_files(self, copy: CopyCandidate) -> bool:
         """Take over what the archive has replaced since the copy. False: the segment has to be read
         and checked as for a first copy.
         """
-        done = True
-        async with self._noting_errors(copy):
+        is_done = True
+        async with self._source_errors_noted(copy):
             files = await self._files_that_differ(copy)
             if files:
-                done = files == [SegmentFile.PACKING] and await self._take_key(copy)
-            if done and copy.known != copy.metadata and await self._is_sound(copy):
+                is_done = files == [SegmentFile.PACKING] and await self._take_key(copy)
+            if is_done and copy.known != copy.metadata and await self._is_sound(copy):
                 await self._put_segment(copy, self._put_metadata(copy))
-        return done
+        return is_done
 
-    async def _files_that_differ(self, copy: ToCopy) -> list[SegmentFile]:
+    async def _files_that_differ(self, copy: CopyCandidate) -> list[SegmentFile]:
         """The small objects that differ from those of the copy."""
         differ = []
         for file in REPLACEABLE:
@@ -413,7 +413,7 @@ class PartitionMirror:
             await self.pace.turn(None)
         return differ
 
-    async def _take_key(self, copy: ToCopy) -> bool:
+    async def _take_key(self, copy: CopyCandidate) -> bool:
         """True: the `.packing` differs by the wrapped key alone, which opens the copy's log, too.
         Then it is taken over without the log.
         """
@@ -438,7 +438,7 @@ class PartitionMirror:
         await self._put_segment(copy, self._put_if_other(key[len(self.source.prefix) :], content))
         return True
 
-    async def _is_sound(self, copy: ToCopy) -> bool:
+    async def _is_sound(self, copy: CopyCandidate) -> bool:
         """Whether the archive's small objects agree with its metadata, which are newer than the
         copy's.
         """
@@ -451,18 +451,18 @@ class PartitionMirror:
         return not verifier.unread and not verifier.faults
 
     async def _copy(
-        self, copy: ToCopy, copied_objects: Mapping[str, StoredObject], turn: asyncio.Event
+        self, copy: CopyCandidate, copied_objects: Mapping[str, StoredObject], turn: asyncio.Event
     ) -> None:
         folder = self.spool.new_file()
         try:
-            async with self._noting_errors(copy):
+            async with self._source_errors_noted(copy):
                 await self._copy_whole(copy, folder, copied_objects, turn)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
     async def _copy_whole(
         self,
-        copy: ToCopy,
+        copy: CopyCandidate,
         folder: Path,
         copied_objects: Mapping[str, StoredObject],
         turn: asyncio.Event,
@@ -487,7 +487,7 @@ class PartitionMirror:
         await self._put_segment(copy, put())
 
     @asynccontextmanager
-    async def _noting_errors(self, copy: ToCopy) -> AsyncIterator[None]:
+    async def _source_errors_noted(self, copy: CopyCandidate) -> AsyncIterator[None]:
         """Errors of the segment's objects at the archive."""
         try:
             yield
@@ -499,16 +499,18 @@ class PartitionMirror:
         except ObjectNotReadable as error:
             self._note_unreadable(error, copy)
 
-    def _note_faults(self, copy: ToCopy, faults: Sequence[Condition]) -> None:
+    def _note_faults(self, copy: CopyCandidate, faults: Sequence[Condition]) -> None:
         if faults:
             self._faulty.add(copy.metadata.segment_id)
             self._add(faults)
 
-    def _note_fault(self, copy: ToCopy, message: str, file: SegmentFile = SegmentFile.LOG) -> None:
+    def _note_fault(
+        self, copy: CopyCandidate, message: str, file: SegmentFile = SegmentFile.LOG
+    ) -> None:
         key, first = self.source.rsm.object_key(copy.metadata, file), copy.metadata.start_offset
         self._note_faults(copy, [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, message, first)])
 
-    async def _put_segment(self, copy: ToCopy, puts: Awaitable[bool]) -> None:
+    async def _put_segment(self, copy: CopyCandidate, puts: Awaitable[bool]) -> None:
         """Count the segment if `puts` wrote something. It is noted as failed if the target does not
         take one of its objects.
         """
@@ -522,7 +524,7 @@ class PartitionMirror:
         self._failed_in_a_row = 0
         self._result.copied += wrote
 
-    def _note_failed_copy(self, copy: ToCopy, error: RemoteStorageError) -> None:
+    def _note_failed_copy(self, copy: CopyCandidate, error: RemoteStorageError) -> None:
         """Note the segment. Raises `error` if so many fail in a row that the store fails."""
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= FAILING_IN_A_ROW_MAX and not self._again:
@@ -530,7 +532,7 @@ class PartitionMirror:
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
         self._result.failed.append(unread(copy.metadata, key, error))
 
-    async def _download_segment(self, copy: ToCopy, folder: Path) -> list[Condition]:
+    async def _download_segment(self, copy: CopyCandidate, folder: Path) -> list[Condition]:
         """Downloads the segment into `folder` and returns its faults. Retries once after faults."""
         faults: list[Condition] = []
         await asyncio.to_thread(folder.mkdir)
@@ -588,11 +590,11 @@ class PartitionMirror:
                 return False
             await store.put_file(key, path, settled=True)
             if not await same_objects(local, stored_object.key, store, key):
-                raise _not_what_was_put(key)
+                raise _differs_error(key)
         self._result.bytes_copied += size
         return True
 
-    async def _put_metadata(self, copy: ToCopy) -> bool:
+    async def _put_metadata(self, copy: CopyCandidate) -> bool:
         """Writes the current metadata: an archiver may have changed them since they were listed."""
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.METADATA)
         content = await self.source.store.get(key)
@@ -601,7 +603,7 @@ class PartitionMirror:
             raise ObjectNotFound(key)
         return await self._put_if_other(key[len(self.source.prefix) :], content)
 
-    def _note_unreadable(self, error: ObjectNotReadable, copy: ToCopy) -> None:
+    def _note_unreadable(self, error: ObjectNotReadable, copy: CopyCandidate) -> None:
         """The segment's other objects are left out too; the next run copies what is readable."""
         if error.retriable:
             self._note_failed_copy(copy, error)
@@ -615,8 +617,8 @@ class PartitionMirror:
             return  # deleted since it was listed
         except DamagedObject as error:  # not given out, or larger than any object of its kind
             key = self.source.prefix + relative_key
-            kind, again = Kind.OBJECT_NOT_READABLE, error.retriable
-            self._add([of_object(kind, self.tp, key, str(error), retriable=again)])
+            kind, retriable = Kind.OBJECT_NOT_READABLE, error.retriable
+            self._add([of_object(kind, self.tp, key, str(error), retriable=retriable)])
             return
         await self._put_if_other(relative_key, content)
 
@@ -641,7 +643,7 @@ class PartitionMirror:
         self._result.removed += len(relative_keys)
 
 
-async def why_not_opened(
+async def opening_error(
     side: MirrorSide, metadata: RemoteLogSegmentMetadata
 ) -> RemoteStorageError | None:
     """Read the segment's first byte: an encrypted one has to be opened with its key for that. None:
@@ -662,7 +664,7 @@ async def put_if_other(target: MirrorSide, relative_key: str, content: bytes) ->
             return False
     await target.store.put(key, content)
     if await target.store.get(key) != content:
-        raise _not_what_was_put(key)
+        raise _differs_error(key)
     return True
 
 
@@ -696,5 +698,5 @@ async def _range(
         return b""
 
 
-def _not_what_was_put(key: str) -> DamagedObject:
+def _differs_error(key: str) -> DamagedObject:
     return DamagedObject(f"{key}: the bytes read back differ from the bytes written")

@@ -15,9 +15,9 @@ from fetchproxy.auditing.mirroring import (
     MIRROR_RANGE_BYTES,
     MirrorSide,
     by_segment,
+    opening_error,
     put_if_other,
     same_objects,
-    why_not_opened,
 )
 from fetchproxy.auditing.segment_verifier import SegmentVerifier
 from fetchproxy.auditing.verify import metadata_faults
@@ -197,7 +197,7 @@ async def mark_moved(
     return await _check_marked(source, moved_identity)
 
 
-async def take_back(side: MirrorSide, moved_identity: ArchiveIdentity) -> None:
+async def undo_move(side: MirrorSide, moved_identity: ArchiveIdentity) -> None:
     """Mark `side` as the archive again, with its generation and manager."""
     assert moved_identity.moved is not None
     identity = replace(moved_identity, manager=moved_identity.moved.manager, moved=None)
@@ -213,7 +213,7 @@ async def hand_over(
     for url, _ in await source.objects.list_mirrors():
         if not same_place(url, moved_identity.moved.to):
             await target.objects.note_mirror(url)
-    await take_back(target, moved_identity)
+    await undo_move(target, moved_identity)
 
 
 async def _check_marked(source: MirrorSide, moved_identity: ArchiveIdentity) -> ArchiveIdentity:
@@ -245,17 +245,21 @@ class DeletedPartition:
 
 
 async def delete_moved_partition(
-    places: tuple[MirrorSide, MirrorSide], tp: TopicIdPartition, tell: Callable[[int, int], None]
+    sides: tuple[MirrorSide, MirrorSide],
+    tp: TopicIdPartition,
+    on_progress: Callable[[int, int], None],
 ) -> DeletedPartition:
-    """`places`: the old place, the new place. May be repeated. Raises RemoteStorageError."""
+    """`sides`: the old place, the new place. May be repeated. Raises RemoteStorageError."""
     with each_object_alone():
-        return await _delete_moved(places, tp, tell)
+        return await _delete_moved(sides, tp, on_progress)
 
 
 async def _delete_moved(
-    places: tuple[MirrorSide, MirrorSide], tp: TopicIdPartition, tell: Callable[[int, int], None]
+    sides: tuple[MirrorSide, MirrorSide],
+    tp: TopicIdPartition,
+    on_progress: Callable[[int, int], None],
 ) -> DeletedPartition:
-    (source, target), result = places, DeletedPartition(tp)
+    (source, target), result = sides, DeletedPartition(tp)
     for removal in (
         await metadata_faults(target.storage, target.rlmm, tp),
         await CompletenessCheck(target.objects, target.rlmm, tp).check(),
@@ -271,7 +275,7 @@ async def _delete_moved(
     for files in by_segment(source_objects).values():
         segment = dict(files.values())
         try:
-            may_go = await _may_go(source, target, segment, copied_objects)
+            may_go = await _may_be_deleted(source, target, segment, copied_objects)
         except DamagedObject as error:
             may_go = False
             key = source.prefix + min(segment)
@@ -288,7 +292,7 @@ async def _delete_moved(
             await source.store.delete(source.prefix + relative_key)
             result.objects += 1
             result.size_bytes += segment[relative_key].size_bytes
-        tell(result.size_bytes, total)
+        on_progress(result.size_bytes, total)
     if not result.remaining:
         for relative_key in source_objects:
             if is_partition_object_key("", relative_key):
@@ -297,30 +301,30 @@ async def _delete_moved(
     return result
 
 
-async def _may_go(
+async def _may_be_deleted(
     source: MirrorSide,
     target: MirrorSide,
     segment: Mapping[str, StoredObject],
     copied_objects: Mapping[str, StoredObject],
 ) -> bool:
-    objects_to_go = [
+    deletable = [
         relative_key
         for relative_key in segment
         if relative_key.endswith(f".{SegmentFile.METADATA}")
     ]
-    if not objects_to_go:
-        return _is_worthless(target, segment)
-    if objects_to_go[0] not in copied_objects:
+    if not deletable:
+        return _is_leftover(target, segment)
+    if deletable[0] not in copied_objects:
         return True  # the new place has no faults, so it has deleted this segment
     others = [
         relative_key
         for relative_key in segment
-        if relative_key not in objects_to_go
+        if relative_key not in deletable
         and not await same_objects(
             source.store, source.prefix + relative_key, target.store, target.prefix + relative_key
         )
     ]
-    return await _is_readable(target, objects_to_go[0], others)
+    return await _is_readable(target, deletable[0], others)
 
 
 async def _is_readable(target: MirrorSide, log_key: str, others: Sequence[str]) -> bool:
@@ -336,7 +340,7 @@ async def _is_readable(target: MirrorSide, log_key: str, others: Sequence[str]) 
     if not same_id or any(relative_key.endswith(f".{SegmentFile.LOG}") for relative_key in others):
         return False
     if not others:
-        error = await why_not_opened(target, same_id[0])
+        error = await opening_error(target, same_id[0])
         if isinstance(error, DamagedObject):
             raise error
         return error is None
@@ -347,7 +351,7 @@ async def _is_readable(target: MirrorSide, log_key: str, others: Sequence[str]) 
     return not verifier.faults and not verifier.unread
 
 
-def _is_worthless(target: MirrorSide, segment: Mapping[str, StoredObject]) -> bool:
+def _is_leftover(target: MirrorSide, segment: Mapping[str, StoredObject]) -> bool:
     """True: leftovers of a crash. A log without metadata is worthless only if its base offset was
     deleted or is in another segment.
     """

@@ -98,13 +98,13 @@ def _check_place(
         raise CorruptSegment("an unknown segment begins within its offsets")
     if any(_is_newer(lineage, epochs, start, end) for lineage in partition.lineages):
         raise CorruptSegment("a newer leader's log has replaced some of its offsets")
-    below = [other for other in partition.counted if other.start_offset <= start]
-    if epochs and any(other.last_epoch > epochs[0].epoch >= 0 for other in below):
+    below = [counted for counted in partition.counted if counted.start_offset <= start]
+    if epochs and any(counted.last_epoch > epochs[0].epoch >= 0 for counted in below):
         raise CorruptSegment("a newer leader's log is below it")
     newest = max(
-        partition.recorded_leader_epoch, *(other.last_epoch for other in partition.counted), -1
+        partition.recorded_leader_epoch, *(counted.last_epoch for counted in partition.counted), -1
     )
-    is_followed = any(other.start_offset == end + 1 for other in partition.counted)
+    is_followed = any(counted.start_offset == end + 1 for counted in partition.counted)
     if not (is_cut or is_followed) and epoch_at(epochs, end) < newest:
         raise CorruptSegment("a newer leader's log may have replaced some of its offsets")
 
@@ -152,7 +152,7 @@ async def repair_archive(
         partition = _PartitionRepair(
             *parts, rlmm, tp, faulty[tp], wall_clock_ms, chunk_bytes, report.refusals
         )
-        await partition.look()
+        await partition.examine()
         for repair in partition.plan():
             if not dry_run:
                 await partition.apply(repair)
@@ -174,7 +174,7 @@ class _Repair:
 
 
 @dataclass(slots=True)
-class _Broken:
+class _FaultySegment:
     """A segment with a fault. `known`: its metadata; None: lost or unreadable. `has_txn`: it was
     encrypted with a transaction index, so it must have one.
     """
@@ -200,10 +200,10 @@ class _PartitionRepair:
     refusals: list[str]  # receives the reasons for faults that are not repaired
     _finished_offsets: FinishedOffsets | None = None
     _history: TxnHistory = field(default_factory=TxnHistory)
-    _broken: list[_Broken] = field(default_factory=list)
+    _broken: list[_FaultySegment] = field(default_factory=list)
     _lineage_after: dict[int, tuple[EpochStart, ...]] = field(default_factory=dict)
 
-    async def look(self) -> None:
+    async def examine(self) -> None:
         """Read every log of the partition, in order. Raises RemoteStorageError."""
         await self.rlmm.refresh(self.tp, asyncio.get_running_loop().time())
         try:
@@ -238,8 +238,10 @@ class _PartitionRepair:
                 if metadata is None or self._is_faulty(counts):
                     unsaid = replace(counts, has_aborted_txns=False)
                     has_txn = (await self._as_copied(unsaid)).has_aborted_txns
-                    broken = _Broken(counts, metadata, derived, before, stored_files, has_txn)
-                    self._broken.append(broken)
+                    faulty_segment = _FaultySegment(
+                        counts, metadata, derived, before, stored_files, has_txn
+                    )
+                    self._broken.append(faulty_segment)
             self._note_lineage(log_seen, counts, stored_files, derived, before)
         self._history.end(log_seen.end)
 
@@ -266,11 +268,11 @@ class _PartitionRepair:
     def plan(self) -> list[_Repair]:
         """The repairs to make, for each segment the metadata last."""
         repairs: list[_Repair] = []
-        for broken in self._broken:
+        for faulty_segment in self._broken:
             try:
-                repairs += self._plan(broken)
+                repairs += self._plan(faulty_segment)
             except CorruptSegment as error:
-                self.refusals.append(f"{self._name(broken.metadata)}: {error}")
+                self.refusals.append(f"{self._segment_name(faulty_segment.metadata)}: {error}")
         return repairs
 
     async def apply(self, repair: _Repair) -> None:
@@ -345,7 +347,7 @@ class _PartitionRepair:
         else:
             return derived
         if self._is_faulty(metadata):
-            self.refusals.append(f"{self._name(metadata)}: {reason}")
+            self.refusals.append(f"{self._segment_name(metadata)}: {reason}")
         return None
 
     async def _derive_lost_metadata(
@@ -376,7 +378,7 @@ class _PartitionRepair:
             except CorruptSegment as error:
                 partition.unknown.append(stub.start_offset)
                 if derived is not None:
-                    self.refusals.append(f"{self._name(stub)}: {error}")
+                    self.refusals.append(f"{self._segment_name(stub)}: {error}")
                 continue
             partition.counted.append(counts)
             if (lineage := await self._lineage_of(counts)) is not None:
@@ -420,51 +422,53 @@ class _PartitionRepair:
             return None
 
     # --- what the store should have ---
-    def _plan(self, broken: _Broken) -> list[_Repair]:
-        metadata, segment = broken.metadata, broken.derived.segment
+    def _plan(self, faulty_segment: _FaultySegment) -> list[_Repair]:
+        metadata, segment = faulty_segment.metadata, faulty_segment.derived.segment
         keys = {file: self.rsm.object_key(metadata, file) for file in SegmentFile}
-        if broken.known is not None:
-            metadata = _as_the_log_has_it(metadata, broken.derived)
+        if faulty_segment.known is not None:
+            metadata = _with_derived_values(metadata, faulty_segment.derived)
         contents: dict[SegmentFile, bytes | None] = {
             SegmentFile.INDEX: segment.index.encoded(keys[SegmentFile.LOG])
         }
-        for file, tell in (
+        for file, derive_content in (
             (SegmentFile.EPOCHS, self._epochs),
             (SegmentFile.TXN, self._aborted_entries),
         ):
-            if keys[file] in self.faulty or broken.known is None:
+            if keys[file] in self.faulty or faulty_segment.known is None:
                 try:
-                    contents[file] = tell(broken, metadata)
+                    contents[file] = derive_content(faulty_segment, metadata)
                 except CorruptSegment as error:
-                    self.refusals.append(f"{self._name(broken.metadata)}: {error}")
+                    self.refusals.append(f"{self._segment_name(faulty_segment.metadata)}: {error}")
         if SegmentFile.TXN in contents:
             metadata = replace(metadata, has_aborted_txns=contents[SegmentFile.TXN] is not None)
-        elif broken.known is None:
+        elif faulty_segment.known is None:
             return []  # the metadata must state whether the segment has aborted transactions
         repairs = [
             _Repair(metadata, file, content)
             for file, content in contents.items()
-            if (keys[file] in self.faulty or broken.known is None)
-            and content != (broken.stored[file] or None)
+            if (keys[file] in self.faulty or faulty_segment.known is None)
+            and content != (faulty_segment.stored[file] or None)
         ]
-        if metadata != broken.known:
+        if metadata != faulty_segment.known:
             repairs.append(_Repair(metadata, SegmentFile.METADATA, encode_segment(metadata)))
         return repairs
 
-    def _aborted_entries(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes | None:
+    def _aborted_entries(
+        self, faulty_segment: _FaultySegment, metadata: RemoteLogSegmentMetadata
+    ) -> bytes | None:
         """Raises CorruptSegment."""
         aborted_txns = self._history.aborted_in(metadata.start_offset, metadata.end_offset)
-        return encode_aborted(aborted_txns) if aborted_txns or broken.has_txn else None
+        return encode_aborted(aborted_txns) if aborted_txns or faulty_segment.has_txn else None
 
-    def _epochs(self, broken: _Broken, metadata: RemoteLogSegmentMetadata) -> bytes:
+    def _epochs(self, faulty_segment: _FaultySegment, metadata: RemoteLogSegmentMetadata) -> bytes:
         """The stored epochs if they agree with the log, else derived. Raises CorruptSegment."""
-        stored = broken.stored[SegmentFile.EPOCHS]
+        stored = faulty_segment.stored[SegmentFile.EPOCHS]
         if stored is not None and epochs_that_agree(metadata, stored) is not None:
             return stored
-        log_epochs = broken.derived.segment.leader_epochs
-        if broken.lineage_before is not None:
-            return encode_epochs(extend_lineage(broken.lineage_before, log_epochs))
-        end = broken.derived.segment.end_offset
+        log_epochs = faulty_segment.derived.segment.leader_epochs
+        if faulty_segment.lineage_before is not None:
+            return encode_epochs(extend_lineage(faulty_segment.lineage_before, log_epochs))
+        end = faulty_segment.derived.segment.end_offset
         for start, lineage in sorted(self._lineage_after.items()):
             if start > metadata.start_offset:
                 stored_epochs = tuple(e for e in lineage if e.start_offset <= end)
@@ -480,7 +484,7 @@ class _PartitionRepair:
         return any(self.rsm.object_key(metadata, file) in self.faulty for file in SegmentFile)
 
     @staticmethod
-    def _name(metadata: RemoteLogSegmentMetadata) -> str:
+    def _segment_name(metadata: RemoteLogSegmentMetadata) -> str:
         return f"{metadata.topic_id_partition}: segment at offset {metadata.start_offset}"
 
 
@@ -499,7 +503,7 @@ def _aborted_open_at(
     }
 
 
-def _as_the_log_has_it(
+def _with_derived_values(
     metadata: RemoteLogSegmentMetadata, derived: DerivedSegment
 ) -> RemoteLogSegmentMetadata:
     segment = derived.segment

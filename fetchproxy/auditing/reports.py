@@ -29,10 +29,10 @@ class VerifyReport:
 
     def add(self, other: VerifyReport) -> None:
         """Add the report of other partitions."""
-        for each in fields(self):
-            total = getattr(self, each.name)
-            total += getattr(other, each.name)
-            setattr(self, each.name, total)
+        for report_field in fields(self):
+            total = getattr(self, report_field.name)
+            total += getattr(other, report_field.name)
+            setattr(self, report_field.name, total)
 
     def sort(self) -> None:
         for conditions in (self.not_known, self.faults, self.unread):

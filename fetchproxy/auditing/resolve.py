@@ -31,7 +31,7 @@ class LogChoice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderSays:
+class LeaderLogState:
     """The leader's responses about its log."""
 
     log_offsets: LogOffsets
@@ -46,14 +46,14 @@ class ResolutionPlan:
     drop: tuple[RemoteLogSegmentMetadata, ...]
     history: LogHistory | None
     log_start: int | None
-    in_words: tuple[str, ...]  # the plan in sentences
+    sentences: tuple[str, ...]  # the plan in sentences
 
 
 def plan_resolution(
     choice: LogChoice,
     view: PartitionView,
     segments: Sequence[RemoteLogSegmentMetadata],
-    leader: LeaderSays,
+    leader: LeaderLogState,
 ) -> ResolutionPlan:
     """`segments`: all in the metadata, from the same time as `view`. Raises ResolutionRefused."""
     readable = tuple(s for s in segments if s.is_finished and view.history.shows(s))
@@ -152,21 +152,23 @@ async def resolve(
     view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tp)
     log_offsets = await leader.leader_log_offsets(tp)
-    waits = await _waits(leader, view, log_offsets)
-    if waits:
-        plan = plan_resolution(choice, view, segments, await _ask(leader, view, log_offsets))
+    needs_decision = await _needs_decision(leader, view, log_offsets)
+    if needs_decision:
+        plan = plan_resolution(
+            choice, view, segments, await _leader_state(leader, view, log_offsets)
+        )
     else:
-        again = plan_showing_again(view, segments) if choice is LogChoice.KEEP else None
-        if again is None:
+        shown_again = plan_showing_again(view, segments) if choice is LogChoice.KEEP else None
+        if shown_again is None:
             if not dry_run:
                 await objects.delete_conditions(tp, Kind.PARTITION_STOPPED)
             raise ResolutionRefused(
                 f"{tp}: the leader's log matches the archive; there is nothing to resolve"
             )
-        plan = again
+        plan = shown_again
     if dry_run:
         return plan
-    if choice is not LogChoice.KEEP or not waits:
+    if choice is not LogChoice.KEEP or not needs_decision:
         # Delete the records (`published`) first, as they would no longer match the archive.
         await objects.forget_records(tp)
     if plan.drop:
@@ -180,7 +182,7 @@ async def resolve(
     return plan
 
 
-async def _waits(leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets) -> bool:
+async def _needs_decision(leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets) -> bool:
     end = view.log_end_offset
     if end is None:
         return log_offsets.log_start_offset < view.raised_log_start > view.history.kept_below
@@ -189,11 +191,13 @@ async def _waits(leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets
     return stops or isinstance(compared.result, Undecided)
 
 
-async def _ask(leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets) -> LeaderSays:
+async def _leader_state(
+    leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets
+) -> LeaderLogState:
     lineage = archived_lineage(view)
     epoch = lineage[-1].epoch if lineage else log_offsets.log_start_epoch
     epoch_end = await leader.epoch_end(view.tp, epoch) if epoch >= 0 else None
     if epoch_end is None:
-        return LeaderSays(log_offsets, -1, -1)
+        return LeaderLogState(log_offsets, -1, -1)
     leader_epoch, end = epoch_end
-    return LeaderSays(log_offsets, leader_epoch, end.end_offset if lineage else -1)
+    return LeaderLogState(log_offsets, leader_epoch, end.end_offset if lineage else -1)

@@ -142,7 +142,7 @@ def missing_states(
 def missing_deletion(
     recorded: RemotePartitionDeleteMetadata | None, stored: RemotePartitionDeleteMetadata | None
 ) -> list[RemotePartitionDeleteMetadata]:
-    """Like `missing_states`, for a deletion of the whole partition."""
+    """As `missing_states`, for a deletion of the whole partition."""
     if stored is None:
         return []
     reached = -1 if recorded is None else recorded.state

@@ -43,7 +43,7 @@ T = TypeVar("T")
 _ALL_BUT_METADATA = {SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS}
 
 
-async def look_at_unnamed(
+async def check_unnamed_objects(
     rsm: RemoteStorageManager,
     archive: ArchiveObjects,
     rlmm: RemoteLogMetadataManager,

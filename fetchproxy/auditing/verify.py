@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
 from fetchproxy.auditing.reports import VerifyReport
-from fetchproxy.auditing.segment_verifier import SegmentVerifier, look_at_unnamed
+from fetchproxy.auditing.segment_verifier import SegmentVerifier, check_unnamed_objects
 from fetchproxy.errors import (
     CorruptSegment,
     ObjectNotFound,
@@ -134,7 +134,7 @@ class _PartitionCheck:
             (self.report.unread if problem.retriable else self.report.faults).append(problem)
         segments = self.rlmm.list_remote_log_segments(self.tp)
         finished_segments = finished(segments)
-        faults, lost_segments = await look_at_unnamed(
+        faults, lost_segments = await check_unnamed_objects(
             self.rsm, self.objects, self.rlmm, self.tp, finished_segments
         )
         self.report.faults += faults

@@ -17,7 +17,7 @@ from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import BROKERS_KNOWN, BROKERS_REACHABLE
 
 # With the default of cluster.request_max_ms, a silent broker is noticed within 15 s.
-_LOOK_INTERVAL_S = 2.0
+_ASK_INTERVAL_S = 2.0
 # Brokers that refuse credentials are asked less often: they count each refusal and delay its
 # response.
 REFUSED_INTERVAL_S = 60.0
@@ -27,12 +27,12 @@ BROKER_FORGOTTEN_AFTER_S = 3_600.0
 
 @dataclass(slots=True)
 class _Broker:
-    named_at: float  # loop s, when the cluster last named it
+    listed_at: float  # loop s, when the cluster last named it
     away_since: float | None = None
     responded: bool = False  # since the start
     ask_next_at: float = 0.0
     error: str = ""
-    counts: bool = True  # False: asked only for the brokers it knows
+    is_counted: bool = True  # False: asked only for the brokers it knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,49 +51,49 @@ class BrokerWatch:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._brokers: dict[HostPort, _Broker] = {}
-        self._ever_named: set[HostPort] = set()  # bootstrap addresses, by the cluster
+        self._ever_listed: set[HostPort] = set()  # bootstrap addresses, by the cluster
         self._by_id: dict[int, HostPort] = {}  # the last address of each broker
         self._none_since: float | None = None
         self._health = Health()
 
     async def run(self) -> None:
         while True:
-            await self.look()
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await self.ask_brokers()
+            await asyncio.sleep(_ASK_INTERVAL_S)
 
-    async def look(self) -> None:
+    async def ask_brokers(self) -> None:
         """Ask every broker, all at once. Each response counts as soon as it arrives."""
         now = asyncio.get_running_loop().time()
-        self._note_named(now)
+        self._note_listed(now)
         async with asyncio.TaskGroup() as tasks:
             for address, broker in list(self._brokers.items()):
                 if now >= broker.ask_next_at:
                     tasks.create_task(self._ask(address, broker))
             if self._none_since is not None:  # other brokers may have replaced them
                 for address in set(self._cluster.bootstrap) - self._brokers.keys():
-                    tasks.create_task(self._ask(address, _Broker(now, counts=False)))
+                    tasks.create_task(self._ask(address, _Broker(now, is_counted=False)))
         self._publish()
 
-    def _note_named(self, now: float) -> None:
+    def _note_listed(self, now: float) -> None:
         by_id = self._cluster.known_brokers()
-        named_addresses = dict.fromkeys(by_id.values())
+        listed_addresses = dict.fromkeys(by_id.values())
         for node_id, before in self._by_id.items():
-            if before not in named_addresses and by_id.get(node_id, before) != before:
+            if before not in listed_addresses and by_id.get(node_id, before) != before:
                 self._brokers.pop(before, None)  # the broker has moved
         self._by_id.update(by_id)
-        for address in named_addresses or self._cluster.bootstrap:
-            self._brokers.setdefault(address, _Broker(now)).named_at = now
+        for address in listed_addresses or self._cluster.bootstrap:
+            self._brokers.setdefault(address, _Broker(now)).listed_at = now
         # A bootstrap address that the cluster does not name is not one of the brokers.
-        strange = (
-            set(self._cluster.bootstrap) - {*named_addresses} - self._ever_named
-            if named_addresses
+        unlisted = (
+            set(self._cluster.bootstrap) - {*listed_addresses} - self._ever_listed
+            if listed_addresses
             else set()
         )
-        self._ever_named.update(named_addresses.keys() & set(self._cluster.bootstrap))
+        self._ever_listed.update(listed_addresses.keys() & set(self._cluster.bootstrap))
         self._brokers = {
             address: broker
             for address, broker in self._brokers.items()
-            if now - broker.named_at < BROKER_FORGOTTEN_AFTER_S and address not in strange
+            if now - broker.listed_at < BROKER_FORGOTTEN_AFTER_S and address not in unlisted
         }
         self._by_id = {n: address for n, address in self._by_id.items() if address in self._brokers}
 
@@ -110,7 +110,7 @@ class BrokerWatch:
         none = self._health.reported(Kind.BROKERS_AWAY)
         return self._health.all(now) if none is None else (none,)
 
-    def _one_is_away(self, address: HostPort, since: float) -> Condition:
+    def _away_condition(self, address: HostPort, since: float) -> Condition:
         total, away = len(self._brokers), len(self.status().away)
         message = (
             f"Broker {address} does not respond; {total - away} of {total} do: partitions that it "
@@ -136,9 +136,9 @@ class BrokerWatch:
 
     def _note_failure(self, address: HostPort, broker: _Broker, error: ClusterUnavailable) -> None:
         broker.error = str(error)
-        if broker.away_since is None and broker.counts:
+        if broker.away_since is None and broker.is_counted:
             broker.away_since = asyncio.get_running_loop().time()
-            away = self._one_is_away(address, broker.away_since)
+            away = self._away_condition(address, broker.away_since)
             self._health.report(away, error=broker.error)
         self._publish()
 
@@ -148,7 +148,7 @@ class BrokerWatch:
         BROKERS_REACHABLE.set(reachable)
         away = [(a, b.away_since) for a, b in self._brokers.items() if b.away_since is not None]
         self._health.keep(
-            Kind.BROKER_AWAY, [self._one_is_away(address, since) for address, since in away]
+            Kind.BROKER_AWAY, [self._away_condition(address, since) for address, since in away]
         )
         if len(away) < len(self._brokers):
             self._none_since = None

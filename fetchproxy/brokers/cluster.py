@@ -125,7 +125,7 @@ class Cluster:
         await self._metadata.ask(await self._connections.shared(address), [])
 
     async def cluster_id(self) -> str | None:
-        """None: the brokers report no id. As old as `brokers` at most."""
+        """None: the brokers report no id. It is as fresh as the result of `brokers`."""
         await self.brokers()
         return self._metadata.cluster_id
 
@@ -253,13 +253,13 @@ class Cluster:
     async def ask_epoch_ends(
         self,
         epochs: Mapping[TopicIdPartition, int],
-        tell: Callable[[TopicIdPartition, LeaderEpochEnd | ClusterError], None],
+        on_result: Callable[[TopicIdPartition, LeaderEpochEnd | ClusterError], None],
     ) -> None:
         """Ask each leader, in one request, where one epoch of each partition ended in its log.
 
-        `tell` is called for each partition as soon as its response is known, perhaps twice. It gets
-        the offset at which the epoch ended, and the leader's own epoch. None: the leader does not
-        know this request or reports no epochs. Raises nothing.
+        `on_result` is called for each partition as soon as its response is known, perhaps twice.
+        It gets the offset at which the epoch ended, and the leader's own epoch. None: the leader
+        does not know this request or reports no epochs. Raises nothing.
         """
 
         async def ask(
@@ -267,7 +267,7 @@ class Cluster:
         ) -> dict[TopicIdPartition, LeaderEpochEnd | ClusterError]:
             return await epoch_ends(connection, topics, epochs)
 
-        await self.ask_leaders(epochs.keys(), ask, tell)
+        await self.ask_leaders(epochs.keys(), ask, on_result)
 
     async def ask_leaders(
         self,
@@ -276,10 +276,10 @@ class Cluster:
             [BrokerConnection, Mapping[TopicIdPartition, TopicInfo]],
             Awaitable[Mapping[TopicIdPartition, T | ClusterError]],
         ],
-        tell: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
+        on_result: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
     ) -> dict[TopicIdPartition, T | ClusterError]:
         """`ask` each leader about its partitions, all leaders at once, and again after an election.
-        For short requests. `tell`: see `Leaders.ask`. Raises nothing.
+        For short requests. `on_result`: see `Leaders.ask`. Raises nothing.
         """
 
         async def shared(
@@ -287,7 +287,7 @@ class Cluster:
         ) -> Mapping[TopicIdPartition, T | ClusterError]:
             return await ask(await self._connections.shared(leader), topics)
 
-        return await self._leaders.ask(tps, shared, tell)
+        return await self._leaders.ask(tps, shared, on_result)
 
     async def fetch(
         self,
@@ -346,13 +346,13 @@ class Cluster:
         requests that may wait in the broker. A request whose response was lost is sent again.
         """
 
-        async def alone(
+        async def ask_single(
             leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
         ) -> dict[TopicIdPartition, T | ClusterError]:
             async with self._connections.exclusive(leader) as connection:
                 return {tp: await ask(connection, topics[tp])}
 
-        return _result_or_raise((await self._leaders.ask([tp], alone))[tp])
+        return _result_or_raise((await self._leaders.ask([tp], ask_single))[tp])
 
     # --- whom to ask ---
     async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> ClusterMetadata:

@@ -200,7 +200,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         exchange, mechanism = await credentials.exchange(), credentials.mechanism
 
         def refused(why: str, error_code: int | None = None) -> AuthenticationRefused:
-            message = f"broker {self.address}: {credentials.who}: {why}"
+            message = f"broker {self.address}: {credentials.identity_text}: {why}"
             return AuthenticationRefused(message, error_code)
 
         request = SaslHandshakeRequest(mechanism=mechanism)

@@ -67,7 +67,7 @@ class GroupSettings:
     heartbeat_interval_ms: int
 
 
-class GroupDuties(ABC):
+class AssignorCallbacks(ABC):
     """Callbacks of the assignor: what the group's members divide among them. Called on the loop;
     no method may block.
     """
@@ -77,7 +77,7 @@ class GroupDuties(ABC):
         """What this member wants, and what it owns since `generation`."""
 
     @abstractmethod
-    def share_out(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    def assign(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
         """Each member's part. Only the group's leader calls this. Raises ClusterError."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class GroupMember:
 
     _cluster: Cluster
     _settings: GroupSettings
-    _duties: GroupDuties
+    _assignor: AssignorCallbacks
     _rng: random.Random
     state: str = "joining"
     error: str | None = None
@@ -177,7 +177,7 @@ class GroupMember:
                 and not join_response.skip_assignment
             ):
                 members = {m.member_id: bytes(m.metadata or b"") for m in join_response.members}
-                assignments = self._duties.share_out(members)
+                assignments = self._assignor.assign(members)
             sent_at = asyncio.get_running_loop().time()
             each = SyncGroupRequest.SyncGroupRequestAssignment
             request = SyncGroupRequest(
@@ -193,7 +193,7 @@ class GroupMember:
             self._renew_lease(sent_at)
             self._owns, self._synced_id = True, self._member_id
             part = bytes(sync_response.assignment or b"")
-            rejoins = self._duties.assigned(part) or self._wake.is_set()
+            rejoins = self._assignor.assigned(part) or self._wake.is_set()
         self._joined = True
         self._note_well()
 
@@ -208,7 +208,7 @@ class GroupMember:
     async def _join_once(self, connection: BrokerConnection) -> Any:
         """The response; None: ask again, now with the assigned member id."""
         settings, before = self._settings, self._lease_until
-        subscription = self._duties.subscription(self._generation)
+        subscription = self._assignor.subscription(self._generation)
         request = JoinGroupRequest(
             group_id=settings.group_id,
             session_timeout_ms=settings.session_timeout_ms,
@@ -322,7 +322,7 @@ class GroupMember:
         self._generation = -1
         self._lease_until = _NEVER
         if owned:
-            self._duties.lost(reason)
+            self._assignor.lost(reason)
 
     def _renew_lease(self, sent_at: float) -> None:
         """Counts from when the request left: the coordinator counts from its later arrival."""

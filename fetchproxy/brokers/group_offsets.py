@@ -25,7 +25,7 @@ from fetchproxy.runtime.cooperative import for_each
 _GROUP = 0  # FindCoordinator's key type
 # The leader of a partition of this topic coordinates its groups, and is the only one to list them.
 _OFFSETS_TOPIC = "__consumer_offsets"
-_LOOKS_MAX = 3  # while coordinators move
+_READS_MAX = 3  # while coordinators move
 # A commit waits for the replicas of its log. So many connections to each coordinator.
 _GROUPS_AT_ONCE = 16
 T = TypeVar("T")
@@ -41,22 +41,22 @@ class GroupOffset(NamedTuple):
 
 
 async def committed_offsets(cluster: Cluster) -> list[GroupOffset]:
-    """Of all consumer groups, active ones too. Raises ClusterError, see `from_all_coordinators`."""
-    return await from_all_coordinators(cluster, lambda: _listed_offsets(cluster))
+    """Of all consumer groups, active ones too. Raises as `read_while_coordinators_stay`."""
+    return await read_while_coordinators_stay(cluster, lambda: _listed_offsets(cluster))
 
 
-async def from_all_coordinators(cluster: Cluster, read: Callable[[], Awaitable[T]]) -> T:
+async def read_while_coordinators_stay(cluster: Cluster, read: Callable[[], Awaitable[T]]) -> T:
     """`read()` asks each broker for the groups that it coordinates. It is called again if
     coordinators have moved meanwhile. Raises ClusterError, also if the groups of some coordinators
     cannot be listed now: a cluster in trouble would look like one with fewer groups.
     """
-    before = await _offsets_leaders(cluster)
-    for _ in range(_LOOKS_MAX):
+    leaders_before = await _offsets_leaders(cluster)
+    for _ in range(_READS_MAX):
         result = await read()
-        after = await _offsets_leaders(cluster)
-        if after == before:
+        leaders_after = await _offsets_leaders(cluster)
+        if leaders_after == leaders_before:
             return result
-        before = after
+        leaders_before = leaders_after
     raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} move again and again: try it later")
 
 
@@ -81,7 +81,7 @@ async def _listed_offsets(cluster: Cluster) -> list[GroupOffset]:
             request = ListGroupsRequest(states_filter=[], types_filter=[])
             response = await connection.call(request, ListGroupsResponse)
             raise_for(response.error_code, f"ListGroups of {address}")
-            for group in sorted(one.group_id for one in response.groups):
+            for group in sorted(group.group_id for group in response.groups):
                 offsets += await _offsets_of(connection, group)
     return offsets
 

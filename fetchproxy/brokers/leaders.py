@@ -58,15 +58,15 @@ class Leaders:
         self,
         tps: Collection[TopicIdPartition],
         ask: AskLeader[T],
-        tell: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
+        on_result: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
     ) -> dict[TopicIdPartition, T | ClusterError]:
         """`ask` each partition's leader. If it is wrong or lost: look it up again, back off, retry.
 
         The brokers are asked in parallel. No try begins later than request_max_ms after the first,
         so the whole takes up to twice that. If the Metadata response says that a topic is gone, the
-        topic is not looked up again. Raises no ClusterError: each partition has its own. `tell` is
-        called for each partition as soon as it is settled, while others are still asked; perhaps
-        twice.
+        topic is not looked up again. Raises no ClusterError: each partition has its own.
+        `on_result` is called for each partition as soon as it is settled, while others are still
+        asked; perhaps twice.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request_max_ms / 1000
@@ -75,7 +75,7 @@ class Leaders:
         waiting: Collection[TopicIdPartition] = tps
         while True:
             topic_infos = await self._topics_of(waiting, results)
-            await self._ask_once(topic_infos, ask, results, tell)
+            await self._ask_once(topic_infos, ask, results, on_result)
             waiting = [
                 tp async for tp in cooperative(waiting) if _may_pass(results[tp], tp in topic_infos)
             ]
@@ -84,8 +84,8 @@ class Leaders:
             attempts += 1
             pause_s = _RETRY_PAUSES.pause_ms(attempts, self._rng.random()) / 1000
             if not waiting or loop.time() + pause_s > deadline:
-                if tell is not None:
-                    await _report_results(results, results, tell)
+                if on_result is not None:
+                    await _report_results(results, results, on_result)
                 return results
             await asyncio.sleep(pause_s)
 
@@ -117,7 +117,7 @@ class Leaders:
         topic_infos: Mapping[TopicIdPartition, TopicInfo],
         ask: AskLeader[T],
         results: dict[TopicIdPartition, T | ClusterError],
-        tell: Callable[[TopicIdPartition, T | ClusterError], None] | None,
+        on_result: Callable[[TopicIdPartition, T | ClusterError], None] | None,
     ) -> None:
         by_leader: dict[HostPort, dict[TopicIdPartition, TopicInfo]] = {}
         async for tp, topic in cooperative(topic_infos.items()):
@@ -133,23 +133,23 @@ class Leaders:
                 results.update(await ask(leader, topics))
             except ClusterError as error:
                 results.update(dict.fromkeys(topics, error))
-            if tell is not None:
+            if on_result is not None:
                 settled = await chosen(topics, lambda tp: not _may_pass(results[tp], True))
-                await _report_results(settled, results, tell)
+                await _report_results(settled, results, on_result)
 
         async with asyncio.TaskGroup() as asking:
-            for address, led in by_leader.items():
-                asking.create_task(ask_one(address, led), name=f"ask leader {address}")
+            for address, led_tps in by_leader.items():
+                asking.create_task(ask_one(address, led_tps), name=f"ask leader {address}")
 
 
 async def _report_results(
     tps: Collection[TopicIdPartition],
     results: Mapping[TopicIdPartition, T | ClusterError],
-    tell: Callable[[TopicIdPartition, T | ClusterError], None],
+    on_result: Callable[[TopicIdPartition, T | ClusterError], None],
 ) -> None:
     """A few at a time, because the called function has work to do."""
     async for tp in cooperative(tps, RESULTS_PER_STEP):
-        tell(tp, results[tp])
+        on_result(tp, results[tp])
 
 
 def _key(tp: TopicIdPartition) -> str | UUID:
@@ -157,7 +157,7 @@ def _key(tp: TopicIdPartition) -> str | UUID:
 
 
 def _may_pass(result: object, topic_is_known: bool) -> bool:
-    """Whether the same question may get another response in a moment."""
+    """Whether the same request may succeed if it is sent again."""
     if not isinstance(result, ClusterError):
         return False
     return result.retriable or (topic_is_known and result.error_code in RETRIABLE)
@@ -218,9 +218,9 @@ class LogOffsetsReads:
                 call.result.set_result(failed)
             if not call.tps:
                 # Flights that began before `oldest` may land here; the next round then asks again.
-                await asyncio.wait([other.result for other in other_calls])
-                for other in other_calls:
-                    errors = other.result.result()
+                await asyncio.wait([call.result for call in other_calls])
+                for call in other_calls:
+                    errors = call.result.result()
                     failed.update({tp: errors[tp] for tp in due if tp in errors})
         error = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
         log_offsets: FoundLogOffsets = {}

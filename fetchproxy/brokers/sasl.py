@@ -49,7 +49,7 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
 # Secrets, passwords and tokens never appear in errors or logs.
 
 
-class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+class _StaticToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
     def __init__(self, token: str) -> None:
         super().__init__()
         self._token = token
@@ -71,7 +71,7 @@ class SaslCredentials:
             self._password()
 
     @property
-    def who(self) -> str:
+    def identity_text(self) -> str:
         name = self._config.sasl_username or self._config.sasl_oauthbearer_client_id
         return f"user {name!r} by {self.mechanism}" if name else f"a token by {self.mechanism}"
 
@@ -85,7 +85,7 @@ class SaslCredentials:
         try:
             if self._tokens is not None:
                 token = await self._tokens()
-                return SaslMechanismOAuth(sasl_oauth_token_provider=_GivenToken(token))
+                return SaslMechanismOAuth(sasl_oauth_token_provider=_StaticToken(token))
             password = await asyncio.to_thread(self._password)
         except ConfigError as error:  # the file was there at the start
             raise ClusterUnavailable(str(error)) from None

@@ -42,7 +42,7 @@ async def log_writers(cluster: Cluster, config: Config) -> bool:
         if error.retriable or error.error_code is None:
             return False
         exposed = not is_loopback(parse_host_port(config.gateway.listen).host)
-        _tell_unknown(topic, error, exposed)
+        _log_unknown_writers(topic, error, exposed)
         return True
     others = sorted(writers(acls) - {own_principal(config.cluster)})
     if others:
@@ -57,10 +57,10 @@ async def log_writers(cluster: Cluster, config: Config) -> bool:
     return True
 
 
-def _tell_unknown(topic: str, error: ClusterError, exposed: bool) -> None:
+def _log_unknown_writers(topic: str, error: ClusterError, exposed: bool) -> None:
     if error.error_code == ErrorCode.SECURITY_DISABLED:
-        tell = log.warning if exposed else log.info
-        tell(
+        log_at_level = log.warning if exposed else log.info
+        log_at_level(
             "metadata_topic_open_to_anybody",
             topic=topic,
             reason="the brokers have no authorizer",

@@ -76,9 +76,9 @@ def archive(
             _end(*run_to_end(run_archiver(config, once=True, create=create, limits=limits)))
             return
         config = own_copy(config)
-        reloads = options.reloads(context, config)
-        work = run_archiver(config, create=create, limits=limits, next_reload=reloads.next)
-        run(work, read_again=reloads.ask)
+        reload_reader = options.reload_reader(context, config)
+        work = run_archiver(config, create=create, limits=limits, next_reload=reload_reader.next)
+        run(work, read_again=reload_reader.ask)
 
 
 def _end(
@@ -87,9 +87,9 @@ def _end(
     """Prints what was not archived. Exit code 2 if something has `failed`, or was refused."""
     for topic, reason in refused_topics.items():
         typer.echo(f"not archived: {topic}: {safe_one_line(reason)}", err=True)
-    for one in not_archived:
-        typer.echo(f"not archived: {safe_one_line(str(one))}", err=True)
-        failed = failed or one.failed
+    for gap in not_archived:
+        typer.echo(f"not archived: {safe_one_line(str(gap))}", err=True)
+        failed = failed or gap.failed
     if failed or refused_topics:
         raise typer.Exit(EXIT_USER_ERROR)
 
@@ -105,7 +105,7 @@ def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> N
     )
     for failure in outcome.failures:
         typer.echo(f"not archived: {safe_one_line(str(failure))}", err=True)
-    not_archived = [one for partition in outcome.results for one in partition.left]
+    not_archived = [one for partition in outcome.results for one in partition.not_archived]
     _end(not_archived, plan.refused, failed=bool(outcome.failures))
 
 

@@ -163,7 +163,7 @@ def _screen(status: Any, rows: Sequence[JsonRow]) -> Group:
 
 
 def _lost_now(point: Any) -> list[str]:
-    """`point`: of /api/status. No line without a journal."""
+    """`point`: `recovery_point` of /api/status. No line without a journal."""
     if point is None:
         return []
     return [RecoveryPoint(point["age_ms"], point["records"]).in_words()]
@@ -219,7 +219,7 @@ def _rows(
     if console_url is None:
         with users_errors():
             config = options.read_logged(context)
-        return run_to_end(_direct(config, topic, partitions=partitions))
+        return run_to_end(_rows_from_store(config, topic, partitions=partitions))
     with users_errors():
         client = ConsoleClient(console_url, token_file)
         if not partitions:
@@ -228,24 +228,32 @@ def _rows(
         return [dict(row) for name in names for row in client.partitions(name)]
 
 
-async def _direct(config: Config, topic: str | None, *, partitions: bool) -> list[dict[str, Any]]:
+async def _rows_from_store(
+    config: Config, topic: str | None, *, partitions: bool
+) -> list[dict[str, Any]]:
     """The rows that the API of a process would give, from one look. Raises ConfigError."""
-    async with _one_look(config) as rows:
+    async with _opened_rows(config) as rows:
         try:
-            names = [topic] if topic else [one.topic for one in await _all_pages(rows.topics)]
+            names = (
+                [topic]
+                if topic
+                else [topic_row.topic for topic_row in await _all_pages(rows.topics)]
+            )
             if not partitions:
-                return [asdict(one) for one in await _all_pages(rows.topics)]
+                return [asdict(topic_row) for topic_row in await _all_pages(rows.topics)]
             return [
-                asdict(one)
+                asdict(partition)
                 for name in names
-                for one in await _all_pages(lambda query, name=name: rows.partitions(name, query))
+                for partition in await _all_pages(
+                    lambda query, name=name: rows.partitions(name, query)
+                )
             ]
         except NotThere as error:
             raise ConfigError(f"neither archive nor brokers have {error}") from error
 
 
 @asynccontextmanager
-async def _one_look(config: Config) -> AsyncIterator[Rows]:
+async def _opened_rows(config: Config) -> AsyncIterator[Rows]:
     """Raises ConfigError if the archive cannot be read."""
     async with AsyncExitStack() as stack:
         storage, rlmm = await stack.enter_async_context(stored_archive(config))
@@ -255,7 +263,7 @@ async def _one_look(config: Config) -> AsyncIterator[Rows]:
             cluster = await stack.enter_async_context(Cluster(config.cluster, tls=tls))
         sources = StatusSources(mode="command", health=Health())
         collector = StatusCollector(config, storage, rlmm, cluster, sources)
-        await collector.look()
+        await collector.update()
         store = (await collector()).store
         if store.up is False:
             raise ConfigError(f"the archive cannot be read: {store.last_error}")

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from fetchproxy.archive import store_url
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import (
-    ask_store,
+    check_store,
     count,
     end_job,
     print_not_encrypted,
@@ -108,7 +108,7 @@ def backfill(
         source = source_options(config, topics, source_settings or ())
         if (parquet is None) == (to_topic is None):
             raise ConfigError("use either --parquet or --to-topic")
-    ask_store(config, names_in(topics))
+    check_store(config, names_in(topics))
     from fetchproxy.jobs import backfill as job
     from fetchproxy.jobs import backfill_topic as topic_job
 
@@ -152,9 +152,12 @@ def _print_written(manifests: Sequence[Manifest], ranges_before: int) -> None:
     ranges = count(len(manifests), "range")
     text_before = f"{count(ranges_before, 'range')} there before"
     left_out: dict[str, tuple[int, int]] = {}
-    for one in manifests:
-        records, faults = left_out.get(one.range.topic, (0, 0))
-        left_out[one.range.topic] = records + one.skipped_records, faults + one.faults
+    for manifest in manifests:
+        records, faults = left_out.get(manifest.range.topic, (0, 0))
+        left_out[manifest.range.topic] = (
+            records + manifest.skipped_records,
+            faults + manifest.faults,
+        )
     typer.echo(
         f"{rows:,} records in {ranges} written, {size} of Parquet; "
         f"{text_before}{skipped_records(left_out)}"

@@ -189,17 +189,17 @@ def state_document(view: _StateAndArchive, topic: str | None) -> dict[str, objec
     return {
         "cluster_id": state.cluster_id,
         "read_at_ms": state.read_at_ms,
-        "kept_states_ms": [one.read_at_ms for one in view.states],
+        "kept_states_ms": [state.read_at_ms for state in view.states],
         "topics": [
             {
-                "topic": one.name,
-                "partitions": one.partition_count,
-                "replication_factor": one.replication_factor,
-                "configs": dict(one.configs),
-                "inherited_configs": dict(one.inherited),
+                "topic": state_topic.name,
+                "partitions": state_topic.partition_count,
+                "replication_factor": state_topic.replication_factor,
+                "configs": dict(state_topic.configs),
+                "inherited_configs": dict(state_topic.inherited),
             }
-            for one in state.topics
-            if topic in (None, one.name)
+            for state_topic in state.topics
+            if topic in (None, state_topic.name)
         ],
         "partitions": list(_partition_rows(view, topic)),
         "groups": list(_group_rows(view)),
@@ -210,7 +210,8 @@ def state_document(view: _StateAndArchive, topic: str | None) -> dict[str, objec
         "broker_configs": dict(state.broker_configs),
         "producer_id_max": state.producer_id_max,
         "missing": [
-            {"what": one.what, "why": one.why, "right": one.right} for one in state.missing
+            {"what": missing.what, "why": missing.why, "right": missing.right}
+            for missing in state.missing
         ],
         "unread": view.unread,
         "recovery_points": [asdict(point) for point in view.recovery_points],
@@ -225,9 +226,9 @@ def state_document(view: _StateAndArchive, topic: str | None) -> dict[str, objec
 def _topic_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
     ends: dict[str, int] = {}
     left: dict[str, int] = {}
-    for one in view.partitions:
-        ends[one.topic] = ends.get(one.topic, 0) + one.log_end_offset
-        left[one.topic] = left.get(one.topic, 0) + one.not_archived
+    for partition in view.partitions:
+        ends[partition.topic] = ends.get(partition.topic, 0) + partition.log_end_offset
+        left[partition.topic] = left.get(partition.topic, 0) + partition.not_archived
     for topic in view.state.topics:
         yield {
             "topic": topic.name,
@@ -239,39 +240,39 @@ def _topic_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
 
 
 def _partition_rows(view: _StateAndArchive, topic: str | None) -> Iterator[dict[str, Any]]:
-    for one in view.partitions:
-        if topic in (None, one.topic):
+    for partition in view.partitions:
+        if topic in (None, partition.topic):
             yield {
-                "topic": one.topic,
-                "partition": one.partition,
-                "log_start_offset": one.log_start_offset,
-                "log_end_offset": one.log_end_offset,
-                "archived_end_offset": one.archived_end_offset,
-                "not_archived": one.not_archived,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "log_start_offset": partition.log_start_offset,
+                "log_end_offset": partition.log_end_offset,
+                "archived_end_offset": partition.archived_end_offset,
+                "not_archived": partition.not_archived,
             }
 
 
 def _group_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
-    for one in view.groups:
+    for group in view.groups:
         yield {
-            "group": one.group.group_id,
-            "kind": one.group.kind.value,
-            "partitions": len(one.group.offsets),
-            "lag_offsets": one.lag_offsets,
-            "beyond_offsets": sum(beyond.offsets for beyond in one.beyond),
+            "group": group.group.group_id,
+            "kind": group.group.kind.value,
+            "partitions": len(group.group.offsets),
+            "lag_offsets": group.lag_offsets,
+            "beyond_offsets": sum(beyond.offsets for beyond in group.beyond),
         }
 
 
 def _beyond_rows(view: _StateAndArchive) -> Iterator[dict[str, Any]]:
     for group in view.groups:
-        for one in group.beyond:
+        for partition in group.beyond:
             yield {
-                "group": one.group_id,
-                "topic": one.topic,
-                "partition": one.partition,
-                "committed_offset": one.offset,
-                "archived_end_offset": one.archived_end_offset,
-                "offsets": one.offsets,
+                "group": partition.group_id,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "committed_offset": partition.offset,
+                "archived_end_offset": partition.archived_end_offset,
+                "offsets": partition.offsets,
             }
 
 
@@ -284,7 +285,7 @@ def time_text(at_ms: int) -> str:
 
 def _print(view: _StateAndArchive, topic: str | None) -> None:
     state, console = view.state, terminal()
-    _say(f"cluster {state.cluster_id or 'without an id'} at {time_text(state.read_at_ms)}")
+    _print_line(f"cluster {state.cluster_id or 'without an id'} at {time_text(state.read_at_ms)}")
     if topic is None:
         console.print(table(list(_topic_rows(view)), _TOPIC_COLUMNS))
     else:
@@ -292,29 +293,29 @@ def _print(view: _StateAndArchive, topic: str | None) -> None:
     if view.groups:
         console.print(table(list(_group_rows(view)), _GROUP_COLUMNS))
     for row in list(_beyond_rows(view))[:_LISTED_MAX]:
-        _say(
+        _print_line(
             f"group {row['group']} is beyond the archive: {row['topic']}-{row['partition']} at "
             f"{row['committed_offset']:,}, archived up to {row['archived_end_offset']:,}, "
             f"{count(row['offsets'], 'offset')}"
         )
-    _say(
+    _print_line(
         f"{count(len(state.acls), 'ACL')}, {count(len(state.quotas), 'quota')}, "
         f"{count(len(state.scram_users), 'SCRAM user')} (without keys), "
         f"{count(len(state.broker_configs), 'broker setting')}"
     )
     for missing in state.missing:
         right = f" (needs {missing.right})" if missing.right else ""
-        _say(f"missing: {missing.what}: {missing.why}{right}")
+        _print_line(f"missing: {missing.what}: {missing.why}{right}")
     for line in copy_lines(copy for copy in view.copies if topic in (None, copy.topic)):
-        _say(line)
+        _print_line(line)
     for name, error in view.unread.items():
-        _say(f"the archive of {name} was not read: {error}")
+        _print_line(f"the archive of {name} was not read: {error}")
     if (point := of_all_archivers(view.recovery_points)) is not None:
-        _say(point.in_words())
-    newest = [time_text(one.read_at_ms) for one in reversed(view.states)]
+        _print_line(point.in_words())
+    newest = [time_text(state.read_at_ms) for state in reversed(view.states)]
     more = f" and {len(newest) - _LISTED_MAX} more" if len(newest) > _LISTED_MAX else ""
-    _say(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
+    _print_line(f"{count(len(newest), 'kept state')}: {', '.join(newest[:_LISTED_MAX])}{more}")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     typer.echo(safe_one_line(text))

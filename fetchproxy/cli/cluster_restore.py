@@ -199,7 +199,11 @@ async def _recover_journal(config: Config) -> list[str]:
     if not journal.objects:
         return list(journal.faults)
     recovered = await segments_of_journal(config)
-    gained = [one for one in recovered.logs if one.end != one.end_before]
+    gained = [
+        recovered_log
+        for recovered_log in recovered.logs
+        if recovered_log.end != recovered_log.end_before
+    ]
     if gained:
         _progress(f"step: journal: {count(len(gained), 'partition')} gained records by it")
     return recovered.all_faults
@@ -250,8 +254,8 @@ def _print_plan(plan: RestorePlan, order: RestoreOrder, as_json: bool) -> None:
             "action": topic.action.value,
             "why": topic.why,
             "configs": dict(topic.archived.configs),
-            "start_offsets": [one.start_offset for one in topic.archived.partitions],
-            "end_offsets": [one.end_offset for one in topic.archived.partitions],
+            "start_offsets": [partition.start_offset for partition in topic.archived.partitions],
+            "end_offsets": [partition.end_offset for partition in topic.archived.partitions],
             "replicas": topic.replicas,
             **({"padding_offsets": offsets_to_pad(topic)} if topic.log_ends else {}),
         }

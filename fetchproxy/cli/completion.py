@@ -179,7 +179,7 @@ def _fish(commands: list[CommandWords]) -> Iterator[str]:
         condition = _fish_condition(command)
         for name in command.commands:
             path = f"{command.path} {name}".strip()
-            meaning = next(one.meaning for one in commands if one.path == path)
+            meaning = next(command.meaning for command in commands if command.path == path)
             yield f"complete -c fetchproxy -n {condition} -a {name} -d {_fish_quoted(meaning)}"
         for option in command.options:
             length = "-l" if option.name.startswith("--") else "-s"

@@ -18,11 +18,11 @@ from fetchproxy.config.load import Loaded, load
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.config.values import DURATION, HostPort, is_any_address, parse_host_port
 from fetchproxy.doctor.catalogue import CHECKS, Category
+from fetchproxy.doctor.installation import Installation, NotChecked
 from fetchproxy.doctor.machine import read_machine
 from fetchproxy.doctor.report import examination_json, examination_text
 from fetchproxy.doctor.runner import Examination, examine, unusable
 from fetchproxy.doctor.running_process import settings_in_force
-from fetchproxy.doctor.scene import NotChecked, Scene
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import configure_logging
 
@@ -114,7 +114,7 @@ async def _examine_once(context: typer.Context, skip: frozenset[str]) -> Examina
         present = await _present(context, file, loaded)
     except ConfigError as error:
         return unusable(error)
-    scene = Scene(
+    installation = Installation(
         loaded=loaded,
         machine=await asyncio.to_thread(read_machine),
         wall_clock_ms=wall_clock_ms,
@@ -122,7 +122,7 @@ async def _examine_once(context: typer.Context, skip: frozenset[str]) -> Examina
         present=present,
         file=file,
     )
-    return await examine(scene, skip)
+    return await examine(installation, skip)
 
 
 async def _present(context: typer.Context, file: Path | None, new_config: Loaded) -> Loaded | None:
@@ -138,7 +138,9 @@ async def _present(context: typer.Context, file: Path | None, new_config: Loaded
     if not is_given or context.params["before"]:
         return file_config
     candidates = [
-        one for one in (file_config, new_config) if one and one.config.console.listen is not None
+        config
+        for config in (file_config, new_config)
+        if config and config.config.console.listen is not None
     ]
     return (
         await asyncio.to_thread(_ask_console_of, candidates[0], new_config) if candidates else None
@@ -165,10 +167,10 @@ def _ask_console_of(running: Loaded, new_config: Loaded) -> Loaded | None:
 def _left_out(skip: list[str]) -> frozenset[str]:
     """Raises ConfigError."""
     all_ids = {*CHECKS, *Category}
-    for one in skip:
-        if one not in all_ids:
+    for name in skip:
+        if name not in all_ids:
             names = ", ".join(f"'{category}'" for category in Category)
-            raise ConfigError(f"--skip {one!r}: expected the id of a check, or one of {names}")
+            raise ConfigError(f"--skip {name!r}: expected the id of a check, or one of {names}")
     return frozenset(skip)
 
 

@@ -27,11 +27,11 @@ _ASK_INTERVAL_S = 1.0
 _PATH = "/api/drill"
 # A process that does not answer so often has more than a drill.
 _FAILURES_MAX = 10
-Sums = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
+MetricSums = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
 
 
 @dataclass(frozen=True, slots=True)
-class Felt:
+class DrillEffects:
     """What readers felt. `longest_wait_s`: how long readers waited and none got archived records,
     as seen once a second."""
 
@@ -59,15 +59,15 @@ class Felt:
         return [f"{text:{width}}  {figure:.0f}" for text, figure in figures.items()]
 
 
-def felt(looks: Sequence[tuple[float, Sums]]) -> Felt:
-    """From at least two looks at the metrics, each with its time (s). Pure."""
-    (_, first), (_, last) = looks[0], looks[-1]
+def drill_effects(readings: Sequence[tuple[float, MetricSums]]) -> DrillEffects:
+    """From at least two readings of the metrics, each with its time (s). Pure."""
+    (_, first), (_, last) = readings[0], readings[-1]
 
     def rise(name: str) -> int:
         return round(last.get(name, 0.0) - first.get(name, 0.0))
 
-    longest_s, since = 0.0, looks[0][0]
-    for (_, before), (count, now) in pairwise(looks):
+    longest_s, since = 0.0, readings[0][0]
+    for (_, before), (count, now) in pairwise(readings):
         data = "fetchproxy_purgatory_completed_total{data}"
         expired = "fetchproxy_purgatory_completed_total{deadline}"
         has_data = now.get(data, 0) > before.get(data, 0)
@@ -75,7 +75,7 @@ def felt(looks: Sequence[tuple[float, Sums]]) -> Felt:
         if has_data or not (waited or now.get("fetchproxy_purgatory_entries", 0)):
             since = count
         longest_s = max(longest_s, count - since)
-    return Felt(
+    return DrillEffects(
         longest_wait_s=longest_s,
         empty_responses=rise("fetchproxy_purgatory_completed_total{deadline}"),
         errors=rise("fetchproxy_purgatory_completed_total{error}")
@@ -88,7 +88,7 @@ def felt(looks: Sequence[tuple[float, Sums]]) -> Felt:
     )
 
 
-def figures_in(text: str) -> Sums:
+def figures_in(text: str) -> MetricSums:
     """The metrics of a scrape, summed up over all workers; those with one more label also by its
     value.
     """
@@ -142,9 +142,9 @@ def drill(
         if broker is not None and fault is not Fault.BROKER_DOWN:
             raise ConfigError("--broker is an option of broker-down")
         client = ConsoleClient(config.console.listen, token_file or config.console.token_file)
-        looks = run_to_end(_Drill(client).run(fault, for_s, broker))
+        readings = run_to_end(_Drill(client).run(fault, for_s, broker))
     typer.echo(f"{fault} is over. What readers of this process felt:")
-    for line in felt(looks).lines():
+    for line in drill_effects(readings).lines():
         typer.echo(f"  {line}")
 
 
@@ -154,9 +154,9 @@ class _Drill:
 
     async def run(
         self, fault: Fault, for_s: float, broker: str | None
-    ) -> Sequence[tuple[float, Sums]]:
+    ) -> Sequence[tuple[float, MetricSums]]:
         clock = asyncio.get_running_loop().time
-        looks = [(clock(), await self._look())]
+        readings = [(clock(), await self._read_sums())]
         parameters = {"fault": fault, "for_s": f"{for_s}", **({"broker": broker} if broker else {})}
         await asyncio.to_thread(self.console.send, "POST", _PATH, **parameters)
         typer.echo(f"{fault} for {for_s:.0f} s; press Ctrl-C to end it at once")
@@ -166,7 +166,7 @@ class _Drill:
                 await asyncio.sleep(_ASK_INTERVAL_S)
                 try:
                     state = await asyncio.to_thread(self.console.json, _PATH)
-                    looks.append((clock(), await self._look()))
+                    readings.append((clock(), await self._read_sums()))
                 except ConfigError:
                     failures += 1
                     if failures == _FAILURES_MAX:
@@ -174,10 +174,10 @@ class _Drill:
                     continue
                 failures = 0
                 if state["fault"] is None:
-                    return looks
+                    return readings
         finally:
             await asyncio.shield(asyncio.to_thread(self.console.send, "DELETE", _PATH))
 
-    async def _look(self) -> Sums:
+    async def _read_sums(self) -> MetricSums:
         text = await asyncio.to_thread(self.console.get, "/metrics")
         return await asyncio.to_thread(figures_in, text.decode())

@@ -137,10 +137,10 @@ async def _positions(config: Config, group: str | None) -> list[dict[str, Any]]:
         now = asyncio.get_running_loop().time()
         await cluster.fetch_log_offsets(list(tps.values()), not_older_than=now)
         rows = []
-        for one in sorted(offsets):
-            tp = tps.get((one.topic, one.partition))
+        for position in sorted(offsets):
+            tp = tps.get((position.topic, position.partition))
             log_offsets = None if tp is None else cluster.cached_log_offsets(tp)
-            rows.append(position_row(one, log_offsets))
+            rows.append(position_row(position, log_offsets))
     return rows
 
 
@@ -199,12 +199,12 @@ async def _export(config: Config, file: Path) -> tuple[dict[OffsetKey, Committed
             {position.topic for position in positions}, max_age_ms=0
         )
     offsets: dict[OffsetKey, CommittedOffset] = {}
-    for one in positions:
-        topic = topics[one.topic]
+    for position in positions:
+        topic = topics[position.topic]
         if isinstance(topic, TopicInfo):
-            key = OffsetKey(one.group, one.topic, one.partition)
+            key = OffsetKey(position.group, position.topic, position.partition)
             offsets[key] = CommittedOffset(
-                topic.topic_id, one.offset, one.leader_epoch, one.metadata
+                topic.topic_id, position.offset, position.leader_epoch, position.metadata
             )
     try:
         write_offsets(file, offsets)

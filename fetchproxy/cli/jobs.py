@@ -60,14 +60,14 @@ def read_job(context: typer.Context, *needs: str) -> Config:
         return config
 
 
-def ask_store(config: Config, topics: Iterable[str | None] = ()) -> None:
+def check_store(config: Config, topics: Iterable[str | None] = ()) -> None:
     """Checks the store before Spark starts, which takes seconds. Exit code 2 if the store does not
     answer, or if the archive lacks one of `topics`. A topic None is not checked.
     """
-    run_to_end(_look(config, [topic for topic in topics if topic is not None]))
+    run_to_end(_topics_exist(config, [topic for topic in topics if topic is not None]))
 
 
-async def _look(config: Config, topics: Iterable[str]) -> bool:
+async def _topics_exist(config: Config, topics: Iterable[str]) -> bool:
     """Raises RemoteStorageError, ConfigError."""
     max_s = config.store.metadata_read_max_ms / 1000
     async with stored_archive(config) as archive:
@@ -83,7 +83,7 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
             raise StorageUnavailable(f"the store has not responded within {max_s:g} s") from None
     for topic in topics:
         if topic not in archived_names:
-            raise options.nothing_there(config, topic)
+            raise options.empty_archive_error(config, topic)
     return True
 
 
@@ -126,9 +126,9 @@ def run_over(
     *needs: str,
     unit: Callable[[float], str] = in_bytes,
 ) -> T:
-    """`read_job`, `ask_store`, then `run_job` with `job(runner, config, topic=topic)`."""
+    """`read_job`, `check_store`, then `run_job` with `job(runner, config, topic=topic)`."""
     config = read_job(context, *needs)
-    ask_store(config, [topic])
+    check_store(config, [topic])
     return run_job(context, config, lambda runner: job(runner, config, topic=topic), unit)
 
 
@@ -196,7 +196,7 @@ def _progress_of(name: str, unit: Callable[[float], str]) -> Iterator[OnProgress
         nonlocal logged_at
         now = time.perf_counter()
         rate = f"{unit(done.size_done)}, {unit(done.size_done / max(now - began_at, 1e-3))}/s"
-        bar.update(task, completed=done.items_done + done.begun, total=done.items, size=rate)
+        bar.update(task, completed=done.items_done + done.in_progress, total=done.items, size=rate)
         if not console.is_terminal and now - logged_at >= _LOG_EVERY_S:
             logged_at = now
             log.info("job_progress", part=name, done=done.items_done, total=done.items, size=rate)

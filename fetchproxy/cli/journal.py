@@ -35,12 +35,16 @@ class RecoveredJournal(NamedTuple):
     def all_faults(self) -> list[str]:
         """In words, also of logs."""
         lost = [
-            f"{one.tp}: the journal's offsets {one.unreachable[0]} to {one.unreachable[1]} do not "
+            f"{log.tp}: the journal's offsets {log.unreachable[0]} to {log.unreachable[1]} do not "
             "continue the archive"
-            for one in self.logs
-            if one.unreachable is not None
+            for log in self.logs
+            if log.unreachable is not None
         ]
-        return [*self.faults, *(one.fault for one in self.logs if one.fault is not None), *lost]
+        return [
+            *self.faults,
+            *(log.fault for log in self.logs if log.fault is not None),
+            *lost,
+        ]
 
 
 @options.shares("store")
@@ -61,7 +65,7 @@ def recover_journal(context: typer.Context, as_json: AsJson = False) -> None:
         typer.echo(json_text(as_document(recovery)))
     else:
         _print(recovery)
-    if recovery.faults or any(one.unreachable or one.fault for one in recovery.logs):
+    if recovery.faults or any(log.unreachable or log.fault for log in recovery.logs):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
@@ -94,29 +98,29 @@ def as_document(recovery: RecoveredJournal) -> dict[str, object]:
 
 
 def _rows(logs: Sequence[RecoveredLog]) -> Iterator[dict[str, Any]]:
-    for one in logs:
-        first, last = one.unreachable or (0, -1)
+    for log in logs:
+        first, last = log.unreachable or (0, -1)
         yield {
-            "topic": one.tp.topic,
-            "partition": one.tp.partition,
-            "end_before": one.end_before,
-            "end": one.end,
-            "size_bytes": one.size_bytes,
-            "not_recovered": f"{first}-{last}" if one.unreachable else "",
-            "fault": one.fault,
+            "topic": log.tp.topic,
+            "partition": log.tp.partition,
+            "end_before": log.end_before,
+            "end": log.end,
+            "size_bytes": log.size_bytes,
+            "not_recovered": f"{first}-{last}" if log.unreachable else "",
+            "fault": log.fault,
         }
 
 
 def _print(recovery: RecoveredJournal) -> None:
-    gained = [one for one in recovery.logs if one.end != one.end_before or one.unreachable]
+    gained = [log for log in recovery.logs if log.end != log.end_before or log.unreachable]
     if gained:
         terminal().print(table(list(_rows(gained)), _COLUMNS))
-    for one in recovery.logs:
-        if one.fault is not None:
-            typer.echo(safe_one_line(one.fault))
+    for log in recovery.logs:
+        if log.fault is not None:
+            typer.echo(safe_one_line(log.fault))
     for fault in recovery.faults:
         typer.echo(safe_one_line(fault))
-    size_bytes = sum(one.size_bytes for one in recovery.logs)
+    size_bytes = sum(log.size_bytes for log in recovery.logs)
     typer.echo(
         f"{count(len(gained), 'partition')} of {len(recovery.logs)} in the journal had more than "
         f"the archive: {size_bytes:,} bytes copied"

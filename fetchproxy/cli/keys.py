@@ -104,7 +104,7 @@ def rewrap(
         config = options.read_config(context)
         if config.store.encryption_keys is None:
             raise ConfigError(f"{SETTING} is not set")
-    _say(run_to_end(_rewrap(config, topic, dry_run)), dry_run)
+    _print_report(run_to_end(_rewrap(config, topic, dry_run)), dry_run)
 
 
 async def _rewrap(config: Config, topic: str | None, dry_run: bool) -> RewrapReport:
@@ -204,7 +204,7 @@ async def _count_journals(storage: RemoteStorage, report: RewrapReport) -> None:
             report.journals[table.key.key_id] += 1
 
 
-def _say(report: RewrapReport, dry_run: bool) -> None:
+def _print_report(report: RewrapReport, dry_run: bool) -> None:
     for fault in report.faults:
         typer.echo(f"not opened: {safe_one_line(fault)}")
     for key_id, segments in sorted(report.keys.items()):
@@ -218,12 +218,12 @@ def _say(report: RewrapReport, dry_run: bool) -> None:
     verb = "to be re-encrypted" if dry_run else "encrypted anew"
     typer.echo(f"{verb}: {count(report.rewrapped, 'data key')}")
     for copy in report.copies:
-        _say_copy(copy)
+        _print_copy(copy)
     if report.faults or any(copy.report is None or copy.report.faults for copy in report.copies):
         raise typer.Exit(EXIT_FAULTS)
 
 
-def _say_copy(copy: CopyReport) -> None:
+def _print_copy(copy: CopyReport) -> None:
     if copy.report is None:
         typer.echo(
             f"not known: which keys the copy at {safe_one_line(copy.url)} needs: "

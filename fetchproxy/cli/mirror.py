@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions
 from fetchproxy.cli import options
-from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job
+from fetchproxy.cli.jobs import check_store, count, end_job, read_job, run_job
 from fetchproxy.cli.running import EXIT_USER_ERROR, safe_one_line, users_errors
 from fetchproxy.cli.verify import print_fault
 from fetchproxy.config.schema import Config
@@ -90,7 +90,7 @@ def mirror(
         if to is None:
             raise ConfigError("give --to URL")
     target_url: str = to
-    ask_store(config)
+    check_store(config)
     options = MirrorOptions(compare, with_damaged, bytes_per_s)
     outcome = run_job(
         context,

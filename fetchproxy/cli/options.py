@@ -197,7 +197,7 @@ def read_logged(context: typer.Context) -> Config:
     return config
 
 
-def reloads(context: typer.Context, config: Config) -> Reloads:
+def reload_reader(context: typer.Context, config: Config) -> Reloads:
     """Reads the settings again when it is asked. `config`: as `read_config` has read it."""
 
     # Until the loop handles it: it would end the process, and systemd would call that a clean end.
@@ -245,7 +245,7 @@ def spark_settings(context: typer.Context) -> dict[str, str]:
     return settings
 
 
-def nothing_there(config: Config, topic: str | None) -> ConfigError:
+def empty_archive_error(config: Config, topic: str | None) -> ConfigError:
     """The error for an empty archive: a wrong prefix or topic must not look like a sound one."""
     topic_words = "" if topic is None else f" of topic {topic}"
     return ConfigError(f"there is nothing{topic_words} in the archive at {store_url(config)}")

@@ -67,7 +67,7 @@ def resolve(
             raise ConfigError("use one of --keep, --truncate and --new-history")
     plan = run_to_end(_resolve(config, partition, choices[0], dry_run))
     typer.echo(f"{partition}: {'would be' if dry_run else 'was'} resolved by --{choices[0].value}")
-    for sentence in plan.in_words:
+    for sentence in plan.sentences:
         typer.echo(f"  {safe_one_line(sentence)}")
 
 

@@ -105,7 +105,7 @@ def segments(
         end_job(not_listed(failing))
     if not (rows or published_conditions):
         with users_errors():
-            raise options.nothing_there(config, topic)
+            raise options.empty_archive_error(config, topic)
 
 
 async def read_archive(

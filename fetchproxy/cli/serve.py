@@ -27,32 +27,32 @@ def serve(
     """
     with users_errors():
         config = own_copy(options.read_logged(context))
-    reloads = options.reloads(context, config)
+    reload_reader = options.reload_reader(context, config)
     limits = options.limits(context)
     if config.process.workers > 1:
         # Loaded only here: it brings an HTTP client.
         from fetchproxy.workers.parent import Workers
 
-        workers = Workers(config, create=create, limits=limits, next_reload=reloads.next)
-        run(workers.run(), workers.ask, reloads.ask)
+        workers = Workers(config, create=create, limits=limits, next_reload=reload_reader.next)
+        run(workers.run(), workers.ask, reload_reader.ask)
         return
     config = with_clients_that_fit(config)
     load_console(config)
     leaving = Leaving()
     run(
-        run_archive_only(config, limits=limits, leaving=leaving, next_reload=reloads.next)
+        run_archive_only(config, limits=limits, leaving=leaving, next_reload=reload_reader.next)
         if config.archive_only.enabled
         else run_server(
-            config, create=create, limits=limits, leaving=leaving, next_reload=reloads.next
+            config, create=create, limits=limits, leaving=leaving, next_reload=reload_reader.next
         ),
         leaving.ask,
-        reloads.ask,
+        reload_reader.ask,
     )
 
 
 def with_clients_that_fit(config: Config) -> Config:
     """Raises this process's limit of open files, and lowers that of its clients if need be."""
     open_files_max = raise_open_files_max(config.gateway.connections_max)
-    room = clients_that_fit(open_files_max, config.gateway.connections_max)
-    gateway = config.gateway.model_copy(update={"connections_max": room})
+    clients_max = clients_that_fit(open_files_max, config.gateway.connections_max)
+    gateway = config.gateway.model_copy(update={"connections_max": clients_max})
     return config.model_copy(update={"gateway": gateway})

@@ -21,7 +21,7 @@ from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
 from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.jobs import (
-    ask_store,
+    check_store,
     count,
     end_job,
     print_not_encrypted,
@@ -96,7 +96,7 @@ def verify(
         if as_json and repair:
             raise ConfigError("use either --json or --repair")
     config = read_job(context)
-    ask_store(config)
+    check_store(config)
     result = _run_verify(context, config, topic, (lambda _: None) if as_json else print_fault)
     report = result.report
     nothing = not (
@@ -108,7 +108,7 @@ def verify(
         print_summary(report, result.failures)
     if nothing:
         with users_errors():
-            raise options.nothing_there(config, topic)
+            raise options.empty_archive_error(config, topic)
     if repair:
         result = _run_repair(context, config, topic, result, dry_run)
     end_job(result.failures, faults=not result.report.clean)
@@ -176,8 +176,8 @@ def print_fault(fault: Condition) -> None:
 def print_summary(report: VerifyReport, failures: Iterable[ItemFailure] = ()) -> None:
     for condition in report.published_conditions:
         typer.echo(str(condition))
-    for one in report.not_known:
-        typer.echo(f"not known: {safe_one_line(one.where_and_what)}")
+    for condition in report.not_known:
+        typer.echo(f"not known: {safe_one_line(condition.where_and_what)}")
     print_not_encrypted(report.not_encrypted)
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
     plain_count = len(report.not_encrypted)
@@ -205,7 +205,7 @@ def report_json(report: VerifyReport, failures: Iterable[ItemFailure] = ()) -> d
         "size_bytes": report.size_bytes,
         "faults": [fault_fields(fault) for fault in report.faults],
         "concerns": [condition.as_json() for condition in report.published_conditions],
-        "not_known": [one.where_and_what for one in report.not_known],
+        "not_known": [condition.where_and_what for condition in report.not_known],
         "failed": failed,
     }
 

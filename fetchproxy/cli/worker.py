@@ -54,13 +54,18 @@ async def _serve(config: Config, create: bool, limits: Limits, leaving: Leaving)
     reload = parent.reloads.get
     try:
         await run_server(
-            config, create=create, limits=limits, leaving=leaving, next_reload=reload, on_ready=_say
+            config,
+            create=create,
+            limits=limits,
+            leaving=leaving,
+            next_reload=reload,
+            on_ready=_announce_serving,
         )
     finally:
         transport.close()
 
 
-def _say(console: HostPort | None) -> None:
+def _announce_serving(console: HostPort | None) -> None:
     """It serves, and has its console there."""
     typer.echo(f"http://{console}" if console else "no console")
 

@@ -13,7 +13,7 @@ from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchRespons
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
-from fetchproxy.brokers.group_offsets import from_all_coordinators
+from fetchproxy.brokers.group_offsets import read_while_coordinators_stay
 from fetchproxy.brokers.messages import raise_for
 from fetchproxy.cluster_state.missing_parts import MissingParts, call_all, call_decoded, in_words
 from fetchproxy.cluster_state.state import GroupKind, GroupWithOffsets, OffsetOfGroup
@@ -40,7 +40,7 @@ async def read_groups(cluster: Cluster, missing: MissingParts) -> tuple[GroupWit
                 groups += await _coordinated(connection, holes)
         return groups, holes
 
-    groups, holes = await from_all_coordinators(cluster, read)
+    groups, holes = await read_while_coordinators_stay(cluster, read)
     for hole in holes.parts:
         missing.add(hole.what, hole.why, hole.right)
     return tuple(sorted(groups, key=lambda group: group.group_id))

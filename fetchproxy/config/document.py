@@ -85,7 +85,9 @@ def _row(key: Key) -> str:
 def _when_taken(key: Key) -> str:
     if key.live is None:
         return ""
-    return "<br>taken at SIGHUP" + (", if it is set before and after" if key.live.once_set else "")
+    return "<br>taken at SIGHUP" + (
+        ", if it is set before and after" if key.live.only_if_set else ""
+    )
 
 
 def meaning_of(key: Key) -> str:

@@ -30,8 +30,8 @@ from fetchproxy.config.rules import relation_faults
 from fetchproxy.config.schema import Config, Section
 from fetchproxy.config.values import (
     MASK,
+    LiveReload,
     SecretFile,
-    TakenLive,
     TextForm,
     UnitForm,
     is_secret_name,
@@ -108,9 +108,9 @@ class Key:
         return kind in _alternatives(self.field.annotation)
 
     @property
-    def live(self) -> TakenLive | None:
+    def live(self) -> LiveReload | None:
         """None: a change waits for a restart."""
-        return next((m for m in self.field.metadata if isinstance(m, TakenLive)), None)
+        return next((m for m in self.field.metadata if isinstance(m, LiveReload)), None)
 
     @property
     def is_secret(self) -> bool:
@@ -165,7 +165,7 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:  # Any: typing offers no 
     return (annotation,)
 
 
-def _type_words(annotation: Any) -> str:  # Any: as above
+def _type_words(annotation: Any) -> str:  # Any: a field's type
     if annotation is NoneType:
         return ""
     if get_origin(annotation) is Literal:
@@ -248,7 +248,7 @@ def load(
         config = _build(chosen, keys)
     # Relations between keys are checked only if each key is valid: otherwise they would mislead.
     if config is not None and not faults:
-        faults += relation_faults(config, {key: one.place for key, one in chosen.items()})
+        faults += relation_faults(config, {key: setting.place for key, setting in chosen.items()})
         with _collect_fault(faults):
             config = within_ceiling(config, chosen)
     if config is None or faults:

@@ -102,7 +102,9 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
         groups = config.archive_only.groups_bytes_max
         budgets["archive_only.groups_bytes_max"] = Budget(groups, 1, min(8 * MiB, groups))
     count = config.process.workers
-    return {key: replace(one, units_min=count * one.units_min) for key, one in budgets.items()}
+    return {
+        key: replace(budget, units_min=count * budget.units_min) for key, budget in budgets.items()
+    }
 
 
 def memory_parts(config: Config) -> dict[str, int]:
@@ -145,27 +147,27 @@ def within_ceiling(config: Config, chosen_keys: Collection[str]) -> Config:
     budgets = memory_budgets(config)
     shrinking = {key: budget for key, budget in budgets.items() if key not in chosen_keys}
     fixed_bytes = sum(memory_parts(config).values()) - sum(b.size_bytes for b in shrinking.values())
-    units = _shrunk(shrinking, ceiling - fixed_bytes)
+    units = _shrink_to_fit(shrinking, ceiling - fixed_bytes)
     if units is None:
         least_bytes = {key: b.units_min * b.unit_bytes for key, b in shrinking.items()}
         raise ConfigError(_too_small(ceiling, memory_parts(config) | least_bytes))
     return _with_units(config, units)
 
 
-def _shrunk(budgets: Mapping[str, Budget], room: int) -> dict[str, int] | None:
+def _shrink_to_fit(budgets: Mapping[str, Budget], bytes_left: int) -> dict[str, int] | None:
     """Units by key, all in the same proportion but at least `units_min`; None: they do not fit."""
-    if sum(budget.units_min * budget.unit_bytes for budget in budgets.values()) > room:
+    if sum(budget.units_min * budget.unit_bytes for budget in budgets.values()) > bytes_left:
         return None
     units: dict[str, int] = {}
     # Budgets below their minimum get the minimum first. The others share the rest.
     shrinkable = dict(budgets)
     while shrinkable:
-        share = min(room / sum(budget.size_bytes for budget in shrinkable.values()), 1.0)
+        share = min(bytes_left / sum(budget.size_bytes for budget in shrinkable.values()), 1.0)
         at_least = {key: b for key, b in shrinkable.items() if int(b.units * share) < b.units_min}
         fixed_keys = at_least or shrinkable
         for key, budget in fixed_keys.items():
             units[key] = max(int(budget.units * share), budget.units_min)
-            room -= units[key] * budget.unit_bytes
+            bytes_left -= units[key] * budget.unit_bytes
         shrinkable = {key: budget for key, budget in shrinkable.items() if key not in fixed_keys}
     return units
 

@@ -69,4 +69,4 @@ def _may_be_taken(key: Key, before: Config, after: Config) -> bool:
     if key.live is None:
         return False
     values = key.value_in(before), key.value_in(after)
-    return not key.live.once_set or None not in values
+    return not key.live.only_if_set or None not in values

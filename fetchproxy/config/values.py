@@ -290,16 +290,16 @@ def _port(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenLive:
+class LiveReload:
     """Metadata of a key that a running process takes over when it reads its settings again: whoever
-    uses the key reads it at each use. `once_set`: only while it is set, before and after.
+    uses the key reads it at each use. `only_if_set`: only while it is set, before and after.
     """
 
-    once_set: bool = False
+    only_if_set: bool = False
 
 
-Live = Annotated[T, TakenLive()]
-LiveOnceSet = Annotated[T, TakenLive(once_set=True)]
+Live = Annotated[T, LiveReload()]
+LiveOnceSet = Annotated[T, LiveReload(only_if_set=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,9 +300,9 @@ def _meaning(kind: Any) -> str:
 
 def api_page() -> str:
     parts = [_INTRODUCTION, "| path | returns |\n|---|---|\n"]
-    for one in ENDPOINTS:
-        guarded_mark = " (guarded)" if one.guarded else ""
-        parts.append(f"| `{one.path}` | {one.summary}{guarded_mark} |\n")
+    for endpoint in ENDPOINTS:
+        guarded_mark = " (guarded)" if endpoint.guarded else ""
+        parts.append(f"| `{endpoint.path}` | {endpoint.summary}{guarded_mark} |\n")
     parts += [f"| `{path}` | {summary} |\n" for path, summary, _ in OTHERS]
     parts += [
         f"| `{DRILL_PATH}` ({method.upper()}) | {summary} |\n" for method, summary in _DRILL.items()
@@ -312,24 +312,24 @@ def api_page() -> str:
         "same machine.\n"
     )
     schemas: dict[str, Any] = {}
-    for one in ENDPOINTS:
-        parts.append(f"\n## {one.path}\n\n{one.summary}. ")
-        if one.sorts:
-            names = ", ".join(f"`{name}`" for name in one.sorts)
+    for endpoint in ENDPOINTS:
+        parts.append(f"\n## {endpoint.path}\n\n{endpoint.summary}. ")
+        if endpoint.sorts:
+            names = ", ".join(f"`{name}`" for name in endpoint.sorts)
             parts.append(f"`sort`: one of {names}. ")
-        if not is_dataclass(one.row) or one.row is Condition:
+        if not is_dataclass(endpoint.row) or endpoint.row is Condition:
             parts.append("See [conditions and remedies](conditions.md).\n")
             continue
-        parts.append(f"{_meaning(one.row)}\n\n| field | type |\n|---|---|\n")
-        hints = get_type_hints(one.row)
-        for field in fields(one.row):
+        parts.append(f"{_meaning(endpoint.row)}\n\n| field | type |\n|---|---|\n")
+        hints = get_type_hints(endpoint.row)
+        for field in fields(endpoint.row):
             parts.append(f"| `{field.name}` | {_words(_schema(hints[field.name], schemas))} |\n")
     return "".join(parts)
 
 
 def _words(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(_words(one) for one in schema["anyOf"])
+        return " or ".join(_words(variant) for variant in schema["anyOf"])
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if schema["type"] == "array":

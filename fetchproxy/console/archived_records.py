@@ -67,7 +67,7 @@ class RecordQuery:
     as_hex: bool = False
 
 
-def query_of(parameters: Mapping[str, str]) -> RecordQuery:
+def parse_record_query(parameters: Mapping[str, str]) -> RecordQuery:
     """Raises BadQuery."""
     topic = parameters.get("topic", "")
     if not topic:

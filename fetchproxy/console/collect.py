@@ -24,13 +24,13 @@ from fetchproxy.config.schema import Config
 from fetchproxy.config.values import mask_text
 from fetchproxy.console import status as counters
 from fetchproxy.console.headline import (
-    LeastTimes,
+    LeastTimesLeft,
     Moment,
     Outlook,
     Problem,
+    archiving_stopped_elsewhere,
     outlook,
     problems,
-    rests_elsewhere,
 )
 from fetchproxy.console.history import SAMPLE_INTERVAL_MS, History, ProcessFigures
 from fetchproxy.console.status import (
@@ -156,10 +156,10 @@ class _Findings(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleLimits:
-    # Time between two looks at brokers and shown partitions: fresh enough for people.
+    # Time between two reads of the brokers' offsets and of shown partitions: enough for people.
     refresh_interval_ms: int = 5_000
-    # Time between two looks at the whole archive, for page and metrics. Each look lists every
-    # partition, and an S3 store charges for listings.
+    # Time between two listings of the whole archive, for page and metrics: an S3 store charges for
+    # them.
     archive_refresh_interval_ms: int = 30_000
     # Time between two samples of the history.
     sample_interval_ms: int = SAMPLE_INTERVAL_MS
@@ -249,7 +249,7 @@ class StatusCollector:
     # -- for the rows of the API -------------------------------------------------------------------
     @property
     def tps(self) -> Sequence[TopicIdPartition]:
-        """All known partitions, by name and number. A look replaces the list, and changes none."""
+        """All known partitions, by name and number. An update replaces the list."""
         return self._tps
 
     def line(self, tp: TopicIdPartition) -> PartitionStatus:
@@ -272,18 +272,18 @@ class StatusCollector:
         return (await self._knowledge(asyncio.get_running_loop().time())).conditions
 
     async def run(self) -> None:
-        """Looks and takes samples at intervals, for ever."""
+        """Updates and takes samples at intervals, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_forever())
+            tasks.create_task(self._update_forever())
             tasks.create_task(self._sample_forever())
 
-    async def _look_forever(self) -> None:
+    async def _update_forever(self) -> None:
         while True:
-            await self.look()
+            await self.update()
             await asyncio.sleep(self.limits.refresh_interval_ms / 1000)
 
     async def _sample_forever(self) -> None:
-        """Beside the looks, which wait for a store that does not answer."""
+        """Beside the updates, which wait for a store that does not answer."""
         while True:
             await self.sample()
             await asyncio.sleep(self.limits.sample_interval_ms / 1000)
@@ -316,21 +316,21 @@ class StatusCollector:
         )
         self.history.add(figures, asyncio.get_running_loop().time())
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """Updates the caches, as far as store and brokers answer."""
         # S3 charges for listing the whole archive, so this has a longer interval while the store is
         # up. In between, one small listing tells whether the store still answers.
         now = asyncio.get_running_loop().time()
         interval_s = self.limits.archive_refresh_interval_ms / 1000
-        all_of_it = not self._archive_up or now >= self._archive_read_at + interval_s
-        if all_of_it:
-            await self._look_at_archive(now - interval_s)
+        whole_archive = not self._archive_up or now >= self._archive_read_at + interval_s
+        if whole_archive:
+            await self._update_archive(now - interval_s)
             self._archive_read_at = now
         else:
             await self._probe_archive(now)
-        to_look_at = await self._tps_to_look_at()
+        shown_tps = await self._tps_to_show()
         # Hashing and sorting thousands would hold the event loop.
-        tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *to_look_at), self._rows)
+        tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *shown_tps), self._rows)
         if tps is not None:
             self._tps = tps
             log_ids = dict(self.cluster.continued.log_ids) if self.cluster is not None else {}
@@ -347,12 +347,12 @@ class StatusCollector:
             if line.lag_offsets and self.sources.work(tp) is None:
                 lag_in.add(tp.topic)
         if self.cluster is not None:
-            rests = rests_elsewhere(await self.conditions())
-            await self._time_left.look(self.cluster, lag_in if rests else ())
-        if all_of_it:
-            await self._look_at_partitions()
+            archiving_stopped = archiving_stopped_elsewhere(await self.conditions())
+            await self._time_left.update(self.cluster, lag_in if archiving_stopped else ())
+        if whole_archive:
+            await self._update_partitions()
 
-    async def _look_at_archive(self, not_older_than: float) -> None:
+    async def _update_archive(self, not_older_than: float) -> None:
         unlisted: Unlisted = {}
         try:
             listed_tps = await self.rlmm.list_partitions(unlisted)
@@ -388,14 +388,14 @@ class StatusCollector:
                     raise
                 unlisted[str(tp)] = error
 
-    async def _look_at_partitions(self) -> None:
+    async def _update_partitions(self) -> None:
         try:
-            await self._partitions.look(self._tps, self._has_holes)
+            await self._partitions.update(self._tps, self._has_holes)
         except RemoteStorageError as error:
             self._note_archive(error)
 
     def archived_partition(self, topic: str, partition: int) -> TopicIdPartition | None:
-        """The partition of that name at the last look at the archive; of several topics that had
+        """The partition of that name at the last update; of several topics that had
         the name, the one whose archive ends last.
         """
         matching = [tp for tp in self._tps if tp.partition == partition and tp.topic == topic]
@@ -418,14 +418,14 @@ class StatusCollector:
             return _in_words(conditions, moment, tail)
         return await asyncio.to_thread(_in_words, conditions, moment, tail)
 
-    async def _outlook(self, knowledge: _Findings, least_times: LeastTimes) -> Outlook:
+    async def _outlook(self, knowledge: _Findings, least_times: LeastTimesLeft) -> Outlook:
         archives = self.sources.archiver() is not None
-        look = partial(
+        evaluate = partial(
             outlook, knowledge.conditions, least_times, knowledge.moment, archives=archives
         )
         if len(knowledge.conditions) <= CONDITIONS_ON_THE_LOOP_MAX:
-            return look()
-        return await asyncio.to_thread(look)
+            return evaluate()
+        return await asyncio.to_thread(evaluate)
 
     async def _probe_archive(self, now: float) -> None:
         try:
@@ -446,7 +446,7 @@ class StatusCollector:
         view = self.rlmm.view(tp)
         return 0 if view is None else len(view.segments)
 
-    async def _tps_to_look_at(self) -> Iterable[TopicIdPartition]:
+    async def _tps_to_show(self) -> Iterable[TopicIdPartition]:
         """Partitions of the topics to be archived, also if nothing of them is archived yet."""
         if self.config.archive.topics is None or self.cluster is None:
             return []
@@ -461,7 +461,9 @@ class StatusCollector:
         """Reports the error, unless the store itself fails, which has a condition of its own."""
         self._archive_up = error is None
         now = asyncio.get_running_loop().time()
-        store_fails = any(one.up is False for one in self._store_health.status(now).values())
+        store_fails = any(
+            operation.up is False for operation in self._store_health.status(now).values()
+        )
         if error is None or store_fails:
             self._health.clear(Kind.ARCHIVE_LISTING_FAILING)
         else:

@@ -22,7 +22,7 @@ UNCONNECTED = "unconnected=true"
 
 def add_drill(app: web.Application, drill: Drill) -> None:
     app.router.add_post(DRILL_PATH, partial(_begin, drill))
-    app.router.add_get(DRILL_PATH, partial(_tell, drill))
+    app.router.add_get(DRILL_PATH, partial(_renew, drill))
     app.router.add_delete(DRILL_PATH, partial(_end, drill))
 
 
@@ -39,15 +39,15 @@ async def _begin(drill: Drill, request: web.Request) -> web.Response:
     except ValueError as error:
         return web.Response(status=400, text=f"{error}\n")
     try:
-        place = None if address is None else (address.host, address.port)
-        drill.begin(fault, for_s, place, must_be_connected)
+        address_pair = None if address is None else (address.host, address.port)
+        drill.begin(fault, for_s, address_pair, must_be_connected)
     except ConfigError as error:
         return web.Response(status=409, text=f"{error}\n")
     return _state_of(drill)
 
 
-async def _tell(drill: Drill, request: web.Request) -> web.Response:
-    """Also tells the drill that whoever began it is still there."""
+async def _renew(drill: Drill, request: web.Request) -> web.Response:
+    """Also shows the drill that whoever began it is still there."""
     if (refusal := refused_as_remote(request)) is not None:
         return refusal
     drill.renew()

@@ -27,140 +27,140 @@ _SKIP = "Readers skip these offsets and continue after them."
 _NEAR_S, _STEP_MS, _MINUTE_MS, _DAY_S = 3_600.0, 600_000, 60_000, 86_400.0
 
 # What these say of a process stops its own archiver only.
-_HERE = frozenset((
+_STOPS_OWN_ARCHIVER = frozenset((
     Kind.STORE_FAILING, Kind.KEY_SERVICE_FAILING, Kind.ARCHIVE_MISSING, Kind.ARCHIVE_MISMATCH,
     Kind.ARCHIVE_LISTING_FAILING, Kind.CLUSTER_AUTHENTICATION_REFUSED,
 ))  # fmt: skip
 
 
-class _Words(NamedTuple):
+class _Wording(NamedTuple):
     """`says`: what is wrong; `{who}` stands for what the condition is about. `readers`: what they
-    feel. `rests`: whether records are not archived while it lasts. `until`: what ends it, or what
+    feel. `stops`: whether records are not archived while it lasts. `until`: what ends it, or what
     happens at the condition's time (`{at}`) if that is not a loss.
     """
 
     says: str
     readers: str
-    rests: bool = False
+    stops: bool = False
     until: str = ""
 
 
-_WORDS: Mapping[str, _Words] = {
-    Kind.BROKERS_AWAY: _Words(
+_WORDS: Mapping[str, _Wording] = {
+    Kind.BROKERS_AWAY: _Wording(
         "No broker responds", "No client is served, and nothing is archived.",
         until="Until a broker responds. If only this process cannot reach them, the brokers may "
         "delete unarchived records meanwhile.",
     ),
-    Kind.STORE_FAILING: _Words("The store is failing", _HISTORY_WAITS, rests=True),
-    Kind.STORE_THROTTLES: _Words(
+    Kind.STORE_FAILING: _Wording("The store is failing", _HISTORY_WAITS, stops=True),
+    Kind.STORE_THROTTLES: _Wording(
         "The store limits requests", "Reads of archived records are slower."
     ),
-    Kind.SEGMENTS_LOCKED: _Words("The key {who} for encrypted segments is missing", _WAIT),
-    Kind.PLAIN_SEGMENTS_REFUSED: _Words("A segment of {who} is not encrypted", _WAIT),
-    Kind.SEGMENTS_NOT_ENCRYPTED: _Words(
+    Kind.SEGMENTS_LOCKED: _Wording("The key {who} for encrypted segments is missing", _WAIT),
+    Kind.PLAIN_SEGMENTS_REFUSED: _Wording("A segment of {who} is not encrypted", _WAIT),
+    Kind.SEGMENTS_NOT_ENCRYPTED: _Wording(
         "A segment of {who} is not encrypted", "Readers get its records, which may be forged."
     ),
-    Kind.OBJECT_NOT_READABLE: _Words("The store does not return an object of {who}", _WAIT),
-    Kind.SEGMENT_DAMAGED: _Words("An archived segment of {who} is damaged", _WAIT),
-    Kind.KEY_SERVICE_FAILING: _Words("The key service returns no keys", _HISTORY_WAITS, rests=True),
-    Kind.KEY_RING_UNUSABLE: _Words("The changed key ring cannot be used", _NOTHING),
-    Kind.SEGMENT_METADATA_CHANGED: _Words("The metadata of {who} was changed", _WAIT),
-    Kind.ARCHIVE_MISSING: _Words("There is no archive at store.url", _HISTORY_WAITS, True),
-    Kind.ARCHIVE_MISMATCH: _Words("The archive belongs to another cluster", _HISTORY_WAITS, True),
-    Kind.ARCHIVE_LISTING_FAILING: _Words("The archive cannot be listed", _HISTORY_WAITS, True),
-    Kind.PARTITIONS_UNKNOWN: _Words("The metadata topic lacks some partitions", _WAIT),
-    Kind.CLUSTER_AUTHENTICATION_REFUSED: _Words(
+    Kind.OBJECT_NOT_READABLE: _Wording("The store does not return an object of {who}", _WAIT),
+    Kind.SEGMENT_DAMAGED: _Wording("An archived segment of {who} is damaged", _WAIT),
+    Kind.KEY_SERVICE_FAILING: _Wording("The key service returns no keys", _HISTORY_WAITS, True),
+    Kind.KEY_RING_UNUSABLE: _Wording("The changed key ring cannot be used", _NOTHING),
+    Kind.SEGMENT_METADATA_CHANGED: _Wording("The metadata of {who} was changed", _WAIT),
+    Kind.ARCHIVE_MISSING: _Wording("There is no archive at store.url", _HISTORY_WAITS, True),
+    Kind.ARCHIVE_MISMATCH: _Wording("The archive belongs to another cluster", _HISTORY_WAITS, True),
+    Kind.ARCHIVE_LISTING_FAILING: _Wording("The archive cannot be listed", _HISTORY_WAITS, True),
+    Kind.PARTITIONS_UNKNOWN: _Wording("The metadata topic lacks some partitions", _WAIT),
+    Kind.CLUSTER_AUTHENTICATION_REFUSED: _Wording(
         "The brokers refuse the proxy's own login",
         "Readers of archived records wait. All others continue. Nothing is archived.",
-        rests=True,
+        stops=True,
     ),
-    Kind.ARCHIVER_DISK_FAILING: _Words("The archiver's disk is full or failing", _NOT_YET, True),
-    Kind.ARCHIVER_SILENT: _Words("An archiver is not running", _NOT_YET, rests=True),
-    Kind.PART_FAILED: _Words("A part of the process failed and is restarted", "See below."),
-    Kind.SETTINGS_REFUSED: _Words("Changed settings cannot be used", _NOTHING),
-    Kind.SETTINGS_WAIT: _Words("Changed settings wait for a restart", _NOTHING),
-    Kind.TLS_FILES_UNUSABLE: _Words("Changed certificates cannot be used", _NOT_YET),
-    Kind.TLS_CERTIFICATE_EXPIRES: _Words(
+    Kind.ARCHIVER_DISK_FAILING: _Wording("The archiver's disk is full or failing", _NOT_YET, True),
+    Kind.ARCHIVER_SILENT: _Wording("An archiver is not running", _NOT_YET, stops=True),
+    Kind.PART_FAILED: _Wording("A part of the process failed and is restarted", "See below."),
+    Kind.SETTINGS_REFUSED: _Wording("Changed settings cannot be used", _NOTHING),
+    Kind.SETTINGS_WAIT: _Wording("Changed settings wait for a restart", _NOTHING),
+    Kind.TLS_FILES_UNUSABLE: _Wording("Changed certificates cannot be used", _NOT_YET),
+    Kind.TLS_CERTIFICATE_EXPIRES: _Wording(
         "A certificate expires soon", "Clients cannot connect when it has expired.",
         until="The certificate expires at {at}.",
     ),
-    Kind.BROKER_AWAY: _Words(
+    Kind.BROKER_AWAY: _Wording(
         "A broker does not respond: {who}", "Readers of its partitions wait for another leader."
     ),
-    Kind.MESSAGE_TOO_LARGE: _Words("A message is too large", "Its client gets an error."),
-    Kind.READERS_HELD: _Words("Readers wait for records that are not archived yet", _WAIT),
-    Kind.CLIENTS_WAIT: _Words(
+    Kind.MESSAGE_TOO_LARGE: _Wording("A message is too large", "Its client gets an error."),
+    Kind.READERS_HELD: _Wording("Readers wait for records that are not archived yet", _WAIT),
+    Kind.CLIENTS_WAIT: _Wording(
         "Clients wait too long", "Some logins, lookups by time or key requests wait."
     ),
-    Kind.GATEWAY_NOT_LISTENING: _Words("Clients cannot connect now", "No client is served."),
-    Kind.UNARCHIVED_RECORDS_DELETED: _Words(
-        "Records are lost: {who}", _SKIP, rests=True
+    Kind.GATEWAY_NOT_LISTENING: _Wording("Clients cannot connect now", "No client is served."),
+    Kind.UNARCHIVED_RECORDS_DELETED: _Wording(
+        "Records are lost: {who}", _SKIP, stops=True
     ),
-    Kind.ARCHIVE_MARGIN_SMALL: _Words(
-        "Time is running out: {who} must be archived soon", _NOT_YET, rests=True
+    Kind.ARCHIVE_MARGIN_SMALL: _Wording(
+        "Time is running out: {who} must be archived soon", _NOT_YET, stops=True
     ),
-    Kind.OPEN_TRANSACTION: _Words(
+    Kind.OPEN_TRANSACTION: _Wording(
         "An open transaction blocks {who}",
         "Consumers with read_committed also wait for it.",
-        rests=True,
+        stops=True,
     ),
-    Kind.PARTITION_STOPPED: _Words("Archiving has stopped for {who}", _NOT_YET, rests=True),
-    Kind.LOG_DAMAGED: _Words("The brokers' log is damaged: {who}", _NOT_YET, rests=True),
-    Kind.LOCAL_TRIMMING_STOPPED: _Words("The brokers keep too much of {who}", _NOTHING),
-    Kind.TOPIC_DELETION_STOPPED: _Words("The archive of deleted topics is kept", _NOTHING),
-    Kind.REPLACED_SEGMENT_KEPT: _Words("A replaced segment of {who} is kept", _NOTHING),
-    Kind.RETENTION_STEP_ANNOUNCED: _Words(
+    Kind.PARTITION_STOPPED: _Wording("Archiving has stopped for {who}", _NOT_YET, stops=True),
+    Kind.LOG_DAMAGED: _Wording("The brokers' log is damaged: {who}", _NOT_YET, stops=True),
+    Kind.LOCAL_TRIMMING_STOPPED: _Wording("The brokers keep too much of {who}", _NOTHING),
+    Kind.TOPIC_DELETION_STOPPED: _Wording("The archive of deleted topics is kept", _NOTHING),
+    Kind.REPLACED_SEGMENT_KEPT: _Wording("A replaced segment of {who} is kept", _NOTHING),
+    Kind.RETENTION_STEP_ANNOUNCED: _Wording(
         "Retention is about to delete much of {who}",
         "Readers lose the old records.",
         until="It deletes them at {at}.",
     ),
-    Kind.RETENTION_CLOCK_DOUBTED: _Words("Retention is paused: the clock may be wrong", _NOTHING),
-    Kind.RETENTION_HELD_UP: _Words(
+    Kind.RETENTION_CLOCK_DOUBTED: _Wording("Retention is paused: the clock may be wrong", _NOTHING),
+    Kind.RETENTION_HELD_UP: _Wording(
         "A record with a future timestamp blocks retention of {who}", _NOTHING
     ),
-    Kind.LOCAL_RETENTION_HELD_UP: _Words(
+    Kind.LOCAL_RETENTION_HELD_UP: _Wording(
         "The brokers keep {who} because of a future timestamp", _NOTHING
     ),
-    Kind.CLUSTER_STATE_INCOMPLETE: _Words(
+    Kind.CLUSTER_STATE_INCOMPLETE: _Wording(
         "The archived state of the cluster is incomplete: rights are missing", _NOTHING
     ),
-    Kind.CLUSTER_STATE_OLD: _Words(
+    Kind.CLUSTER_STATE_OLD: _Wording(
         "The archived state of the cluster is old", "A restored cluster would get old offsets."
     ),
-    Kind.LOCAL_RETENTION_REFUSED: _Words("Local retention does not apply to {who}", _NOTHING),
-    Kind.COMPACTED_COPY_LATE: _Words(
+    Kind.LOCAL_RETENTION_REFUSED: _Wording("Local retention does not apply to {who}", _NOTHING),
+    Kind.COMPACTED_COPY_LATE: _Wording(
         "A compacted log was not copied in time: {who}",
         "A new cluster would get its last whole copy.",
     ),
-    Kind.JOURNAL_NOT_WRITTEN: _Words(
+    Kind.JOURNAL_NOT_WRITTEN: _Wording(
         "The archiver's journal is not written", "A lost cluster would lose minutes of records."
     ),
-    Kind.LOG_BEGINS_AGAIN: _Words("The log of {who} started over", _NOT_YET, rests=True),
-    Kind.PARTITION_FAILING: _Words("Archiving fails for {who}", _NOT_YET, rests=True),
-    Kind.SEGMENT_COPY_STALLED: _Words(
-        "A copy to the store hangs: {who}", _NOT_YET, rests=True,
+    Kind.LOG_BEGINS_AGAIN: _Wording("The log of {who} started over", _NOT_YET, stops=True),
+    Kind.PARTITION_FAILING: _Wording("Archiving fails for {who}", _NOT_YET, stops=True),
+    Kind.SEGMENT_COPY_STALLED: _Wording(
+        "A copy to the store hangs: {who}", _NOT_YET, stops=True,
         until="The copy is given up at {at}, and tried again.",
     ),
-    Kind.TOPIC_REFUSED: _Words(
+    Kind.TOPIC_REFUSED: _Wording(
         "Not archived: {who}", "Readers get only what the brokers still have."
     ),
-    Kind.PARTITIONS_NOT_LED: _Words("No archiver copies some partitions", _NOT_YET, rests=True),
-    Kind.TOPIC_LEFT_OUT: _Words("No longer archived: {who}", _NOT_YET),
-    Kind.ARCHIVED_OFFSETS_MISSING: _Words("Archived records of {who} are gone", _SKIP),
-    Kind.SEGMENT_METADATA_UNREADABLE: _Words("Metadata of {who} cannot be read", _WAIT),
-    Kind.ARCHIVE_GAP: _Words("Records of {who} were lost before they were archived", _SKIP),
-    Kind.MIRROR_READ: _Words(
+    Kind.PARTITIONS_NOT_LED: _Wording("No archiver copies some partitions", _NOT_YET, stops=True),
+    Kind.TOPIC_LEFT_OUT: _Wording("No longer archived: {who}", _NOT_YET),
+    Kind.ARCHIVED_OFFSETS_MISSING: _Wording("Archived records of {who} are gone", _SKIP),
+    Kind.SEGMENT_METADATA_UNREADABLE: _Wording("Metadata of {who} cannot be read", _WAIT),
+    Kind.ARCHIVE_GAP: _Wording("Records of {who} were lost before they were archived", _SKIP),
+    Kind.MIRROR_READ: _Wording(
         "The archive in use is a mirror", "Readers wait for segments that are not copied yet."
     ),
-    Kind.ARCHIVED_OFFSETS_NOT_KNOWN: _Words("Some offsets of {who} are in no segment", _SKIP),
-    Kind.SEGMENTS_PUT_ASIDE: _Words("Old segments of {who} are hidden", _NOTHING),
+    Kind.ARCHIVED_OFFSETS_NOT_KNOWN: _Wording("Some offsets of {who} are in no segment", _SKIP),
+    Kind.SEGMENTS_PUT_ASIDE: _Wording("Old segments of {who} are hidden", _NOTHING),
 }  # fmt: skip
-_NEWER_WORDS = _Words("A newer fetchproxy reports: {who}", "See below.")
+_NEWER_WORDS = _Wording("A newer fetchproxy reports: {who}", "See below.")
 _STORE_WORDS = {
-    StoreOperation.LIST: _Words("The store cannot be listed", _HISTORY_WAITS),
-    StoreOperation.READ: _Words("The store cannot be read", _HISTORY_WAITS),
-    StoreOperation.WRITE: _Words("The store accepts no writes", _NOT_YET),
-    StoreOperation.DELETE: _Words("The store refuses deletions", _NOTHING),
+    StoreOperation.LIST: _Wording("The store cannot be listed", _HISTORY_WAITS),
+    StoreOperation.READ: _Wording("The store cannot be read", _HISTORY_WAITS),
+    StoreOperation.WRITE: _Wording("The store accepts no writes", _NOT_YET),
+    StoreOperation.DELETE: _Wording("The store refuses deletions", _NOTHING),
 }
 
 
@@ -194,7 +194,7 @@ class Outlook:
     lost_in_seconds: int | None = None
 
 
-class LeastTimes(NamedTuple):
+class LeastTimesLeft(NamedTuple):
     """The least time (s) until the brokers delete unarchived records, as far as it is known: of the
     partitions that this process leads, of all others, and of those with a fault.
     """
@@ -203,17 +203,17 @@ class LeastTimes(NamedTuple):
     elsewhere: int | None = None
     faulty: int | None = None
 
-    def of(self, rest: Iterable[Condition]) -> list[int]:
+    def of(self, stopping: Iterable[Condition]) -> list[int]:
         """The times of the partitions that are not archived because of these conditions: a healthy
         partition is archived in time, however little it has.
         """
-        broker_ids: set[int | None] = set()
-        for condition in rest:
-            if condition.kind in _HERE:
-                broker_ids |= {self.led, self.elsewhere}
+        times_left: set[int | None] = set()
+        for condition in stopping:
+            if condition.kind in _STOPS_OWN_ARCHIVER:
+                times_left |= {self.led, self.elsewhere}
             else:
-                broker_ids.add(self.elsewhere if condition.partition is None else self.faulty)
-        return [seconds for seconds in broker_ids if seconds is not None]
+                times_left.add(self.elsewhere if condition.partition is None else self.faulty)
+        return [seconds for seconds in times_left if seconds is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def _problem(alike: Sequence[Condition], moment: Moment, tail: bool) -> Problem:
     return Problem(
         kind=kind,
         level=first.level.value,
-        says=words.says.format(who=_who(alike)),
+        says=words.says.format(who=_subject_text(alike)),
         readers=words.readers if tail or words.readers != _HISTORY_WAITS else _ALL_WAIT,
         until=until,
         what=first.what,
@@ -264,59 +264,69 @@ def _problem(alike: Sequence[Condition], moment: Moment, tail: bool) -> Problem:
     )
 
 
-def _store_words(alike: Sequence[Condition]) -> tuple[_Words, Sequence[Condition]]:
+def _store_words(alike: Sequence[Condition]) -> tuple[_Wording, Sequence[Condition]]:
     """Deletions that fail matter least: they are told if nothing else fails."""
-    matter = [one for one in alike if one.subject != StoreOperation.DELETE] or alike
+    matter = [
+        condition for condition in alike if condition.subject != StoreOperation.DELETE
+    ] or alike
     operations = {condition.subject for condition in matter}
     if len(operations) > 1:
-        return _Words("The store is failing", _HISTORY_WAITS), matter
+        return _Wording("The store is failing", _HISTORY_WAITS), matter
     operation = StoreOperation(matter[0].subject)
     return _STORE_WORDS[operation], matter
 
 
-def _who(alike: Sequence[Condition]) -> str:
+def _subject_text(alike: Sequence[Condition]) -> str:
     """The one that the conditions are about, or how many."""
     partitions = {
         (condition.topic, condition.partition)
         for condition in alike
         if condition.partition is not None
     }
-    topics = {one.topic for one in alike if one.topic is not None}
+    topics = {condition.topic for condition in alike if condition.topic is not None}
     if len(partitions) > 1:
         in_topics = f" in {len(topics):,} topics" if len(topics) > 1 else f" of {alike[0].topic}"
         return f"{len(partitions):,} partitions{in_topics}"
     if not partitions and len(topics) > 1:
         return f"{len(topics):,} topics"
-    subjects = {one.subject for one in alike}
+    subjects = {condition.subject for condition in alike}
     more = f" and {len(subjects) - 1:,} more" if len(subjects) > 1 else ""
     first = alike[0]
     return (first.subject or first.topic or "see below") + more
 
 
 def outlook(
-    conditions: Iterable[Condition], least_times: LeastTimes, moment: Moment, *, archives: bool
+    conditions: Iterable[Condition], least_times: LeastTimesLeft, moment: Moment, *, archives: bool
 ) -> Outlook:
     """When records are lost. `archives`: this process is an archiver."""
-    rest = [condition for condition in conditions if _rests(condition, archives)]
-    if not rest:
+    stopping = [condition for condition in conditions if _stops_archiving(condition, archives)]
+    if not stopping:
         return Outlook()
-    says, lost_in_seconds = _loss(rest, least_times, moment)
-    lead = "Nothing is archived now. " if any(one.kind in _HERE for one in rest) else ""
+    says, lost_in_seconds = _loss(stopping, least_times, moment)
+    lead = (
+        "Nothing is archived now. "
+        if any(condition.kind in _STOPS_OWN_ARCHIVER for condition in stopping)
+        else ""
+    )
     return Outlook(lead + says, lost_in_seconds)
 
 
 def _loss(
-    rest: Sequence[Condition], least_times: LeastTimes, moment: Moment
+    stopping: Sequence[Condition], least_times: LeastTimesLeft, moment: Moment
 ) -> tuple[str, int | None]:
-    if any(one.kind == Kind.UNARCHIVED_RECORDS_DELETED for one in rest):
+    if any(condition.kind == Kind.UNARCHIVED_RECORDS_DELETED for condition in stopping):
         return "Records are being lost: the brokers are deleting unarchived records.", 0
     timed_conditions = [
         condition
-        for condition in rest
+        for condition in stopping
         if condition.until is not None and not _WORDS[condition.kind].until
     ]
-    times_left = [one.until - moment.now for one in timed_conditions if one.until is not None]
-    times_left += least_times.of(rest)
+    times_left = [
+        condition.until - moment.now
+        for condition in timed_conditions
+        if condition.until is not None
+    ]
+    times_left += least_times.of(stopping)
     if not times_left:
         return "It is not known when the brokers will delete unarchived records.", None
     seconds_left = max(min(times_left), 0.0)
@@ -326,16 +336,18 @@ def _loss(
     return f"If this continues, records are lost from about {time_words} on.", int(seconds_left)
 
 
-def rests_elsewhere(conditions: Iterable[Condition]) -> bool:
+def archiving_stopped_elsewhere(conditions: Iterable[Condition]) -> bool:
     """Whether an archiver does not archive, be it this process or another one."""
-    return any(_rests(condition, archives=False) for condition in conditions)
+    return any(_stops_archiving(condition, archives=False) for condition in conditions)
 
 
-def _rests(one: Condition, archives: bool) -> bool:
+def _stops_archiving(one: Condition, archives: bool) -> bool:
     """Whether records are not archived because of it."""
     if one.kind == Kind.STORE_FAILING and one.subject == StoreOperation.DELETE:
         return False
-    return _WORDS.get(one.kind, _NEWER_WORDS).rests and (archives or one.kind not in _HERE)
+    return _WORDS.get(one.kind, _NEWER_WORDS).stops and (
+        archives or one.kind not in _STOPS_OWN_ARCHIVER
+    )
 
 
 def _span(seconds: float) -> str:

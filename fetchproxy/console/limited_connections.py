@@ -30,7 +30,7 @@ _HEADERS_END = b"\r\n\r\n"
 _PROBE = b"GET /healthz "
 
 
-def gives_way(hosts: Sequence[str], newcomer: str) -> int | None:
+def request_to_close(hosts: Sequence[str], newcomer: str) -> int | None:
     """The request that is closed to make place for a request from the address `newcomer`. `hosts`:
     the clients' addresses, the oldest request first. None: the newcomer is refused.
 
@@ -40,7 +40,7 @@ def gives_way(hosts: Sequence[str], newcomer: str) -> int | None:
     counts = Counter(hosts)
     host, count = counts.most_common(1)[0]
     if is_loopback(newcomer):
-        return _first(not is_loopback(each) for each in hosts) or 0
+        return _first(not is_loopback(host) for host in hosts) or 0
     return _first(each == host for each in hosts) if counts[newcomer] + 1 < count else None
 
 
@@ -52,8 +52,8 @@ def _first(matches: Iterable[bool]) -> int | None:
 class OpenConnections:
     """The oldest first."""
 
-    silent: dict[LimitedConnection, None] = field(default_factory=dict)
-    asking: dict[LimitedConnection, None] = field(default_factory=dict)  # not for health
+    without_request: dict[LimitedConnection, None] = field(default_factory=dict)
+    requesting: dict[LimitedConnection, None] = field(default_factory=dict)  # not for health
 
 
 class LimitedConnection(asyncio.Protocol):
@@ -75,9 +75,9 @@ class LimitedConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._host = (transport.get_extra_info("peername") or [""])[0]
         self._transport = transport
-        self._open.silent[self] = None
-        if len(self._open.silent) > CONSOLE_SILENT_MAX:
-            self._close_for_another(self._open.silent, 0)
+        self._open.without_request[self] = None
+        if len(self._open.without_request) > CONSOLE_SILENT_MAX:
+            self._close_for_another(self._open.without_request, 0)
         self._end_after(CONSOLE_HEADERS_MAX_S, "console_headers_max_s")
 
     def data_received(self, data: bytes) -> None:
@@ -110,25 +110,25 @@ class LimitedConnection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._open.silent.pop(self, None)
-        self._open.asking.pop(self, None)
+        self._open.without_request.pop(self, None)
+        self._open.requesting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         self._inner.connection_lost(exc)
 
     def _has_place(self) -> bool:
         """Whether there is a place for the request; always for a probe."""
-        self._open.silent.pop(self, None)
+        self._open.without_request.pop(self, None)
         if self._begin == _PROBE:
             return True
-        asking = self._open.asking
-        if len(asking) >= CONSOLE_CONNECTIONS_MAX:
-            index = gives_way([each._host for each in asking], self._host)
+        requesting = self._open.requesting
+        if len(requesting) >= CONSOLE_CONNECTIONS_MAX:
+            index = request_to_close([connection._host for connection in requesting], self._host)
             if index is None:
                 LIMITS_REACHED.labels("console_connections_max").inc()
                 return False
-            self._close_for_another(asking, index)
-        asking[self] = None
+            self._close_for_another(requesting, index)
+        requesting[self] = None
         return True
 
     def _close_for_another(self, among: dict[LimitedConnection, None], index: int) -> None:

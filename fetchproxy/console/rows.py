@@ -145,7 +145,7 @@ class GroupRow(Cost):
     clients: int = 0
 
 
-def _both_ways(
+def _sort_keys(
     figures: Mapping[str, Callable[[Any], float | str | None]],
 ) -> dict[str, Callable[[Any], Any]]:
     """Keys by name, and by `-name` for the largest first. What is not known comes last."""
@@ -164,7 +164,7 @@ def _both_ways(
 TOPIC_SORTS: Mapping[str, Callable[[Any], Any]] = {
     "worst": lambda row: (not row.faulty, not row.lost_offsets, row.topic),
     "topic": lambda row: row.topic,
-    **_both_ways(
+    **_sort_keys(
         {
             "partitions": lambda row: row.partitions,
             "faulty": lambda row: row.faulty,
@@ -177,7 +177,7 @@ TOPIC_SORTS: Mapping[str, Callable[[Any], Any]] = {
 }
 PARTITION_SORTS: Mapping[str, Callable[[Any], Any]] = {
     "worst": lambda row: (not row[0], not row[1].lost_offsets),
-    **_both_ways(
+    **_sort_keys(
         {
             "partition": lambda row: row[1].partition,
             "lag_offsets": lambda row: row[1].lag_offsets,
@@ -219,7 +219,7 @@ def skipped_rows(query: PageQuery) -> int:
 
 @dataclass(slots=True)
 class _WholeTimeline:
-    """Of the whole archive, as last made. `made_at`: loop time (s)."""
+    """The cached timeline of the whole archive. `made_at`: loop time (s)."""
 
     spans: tuple[TimelineSpan, ...] = ()
     made_at: float = float("-inf")

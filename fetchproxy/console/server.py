@@ -41,7 +41,12 @@ from fetchproxy.config.values import (
     secret_from,
 )
 from fetchproxy.console.api import ENDPOINTS, Endpoint, openapi
-from fetchproxy.console.archived_records import ArchivedRecords, BadQuery, NothingThere, query_of
+from fetchproxy.console.archived_records import (
+    ArchivedRecords,
+    BadQuery,
+    NothingThere,
+    parse_record_query,
+)
 from fetchproxy.console.drill import add_drill
 from fetchproxy.console.limited_connections import LimitedConnection, OpenConnections
 from fetchproxy.console.rows import BadPage, NotThere, Page, Rows, page_query
@@ -484,7 +489,7 @@ class ConsoleServer(HttpConsole):
             text = "This process does not read the archive (yet). Ask one that serves clients.\n"
             return web.Response(status=404, text=text)
         try:
-            page = await records.page(query_of(request.query))
+            page = await records.page(parse_record_query(request.query))
         except BadQuery as error:
             return web.Response(status=400, text=f"{error}\n")
         except NothingThere as error:

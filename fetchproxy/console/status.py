@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from fetchproxy.brokers.broker_watch import BrokersStatus
 from fetchproxy.config.values import harmless
-from fetchproxy.console.headline import LeastTimes, Outlook, Problem
+from fetchproxy.console.headline import LeastTimesLeft, Outlook, Problem
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.archiver_positions import RecoveryPoint
 from fetchproxy.metadata.partition_view import PartitionView
@@ -36,7 +36,7 @@ DISPLAYED_CLIENTS_MAX = 50
 # There may be as many clients as connections; each takes about 3 µs.
 _CLIENTS_AT_ONCE = 100
 # If there are more partitions, the next looks read the rest.
-STATED_ENDS_READ_MAX = 200
+FINISHED_OFFSETS_READ_MAX = 200
 _PARTITIONS_AT_ONCE = 20
 
 
@@ -269,7 +269,7 @@ def cache(bytes_max: int) -> dict[str, int]:
 def total(metric: MetricWrapperBase, **labels: str) -> int:
     """The sum of a counter or a gauge over all children with these labels."""
     samples = (sample for family in metric.collect() for sample in family.samples)
-    return int(sum(one.value for one in samples if labels.items() <= one.labels.items()))
+    return int(sum(sample.value for sample in samples if labels.items() <= sample.labels.items()))
 
 
 # The partitions of a status: the shown ones in order, and sums of all by topic. Pure.
@@ -291,7 +291,7 @@ class PartitionRows:
         self._topics: dict[str, TopicStatus] = {}
         self._topics_max = query.topics_max
         self._lossy = 0
-        self.least_times = LeastTimes()
+        self.least_times = LeastTimesLeft()
         self.total = 0
         self.matching = 0
 
@@ -335,11 +335,11 @@ class PartitionRows:
         return Totals(
             topics=len(topics),
             partitions=self.total,
-            faulty=sum(one.faulty for one in topics),
+            faulty=sum(topic.faulty for topic in topics),
             lossy=self._lossy,
-            lag_offsets=sum(one.lag_offsets for one in topics),
-            size_bytes=sum(one.size_bytes for one in topics),
-            lost_offsets=sum(one.lost_offsets for one in topics),
+            lag_offsets=sum(topic.lag_offsets for topic in topics),
+            size_bytes=sum(topic.size_bytes for topic in topics),
+            lost_offsets=sum(topic.lost_offsets for topic in topics),
             deleted_in_seconds=min(deletion_times, default=None),
         )
 
@@ -370,7 +370,7 @@ class PartitionRows:
             return before if not counts else seconds if before is None else min(before, seconds)
 
         now = self.least_times
-        self.least_times = LeastTimes(
+        self.least_times = LeastTimesLeft(
             least(now.led, led), least(now.elsewhere, not led), least(now.faulty, faulty)
         )
 
@@ -502,20 +502,20 @@ class PartitionsHealth:
     def __post_init__(self) -> None:
         self._results: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._health = Health()
-        self._sound_ends: dict[TopicIdPartition, int] = {}
+        self._checked_ends: dict[TopicIdPartition, int] = {}
         self._reads_left = 0
 
     def conditions(self) -> Iterable[Condition]:
         return self._health.all(0.0)
 
-    async def look(
+    async def update(
         self, tps: Sequence[TopicIdPartition], has_holes: Callable[[TopicIdPartition], bool]
     ) -> None:
-        """Looks at each partition whose archive has changed. Raises RemoteStorageError; the earlier
+        """Examines each partition whose archive has changed. Raises RemoteStorageError; the earlier
         findings then stay.
         """
         results: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
-        self._reads_left = STATED_ENDS_READ_MAX
+        self._reads_left = FINISHED_OFFSETS_READ_MAX
         async for tp in cooperative(tps, _PARTITIONS_AT_ONCE):
             view, before = self.rlmm.view(tp), self._results.get(tp)
             if view is None:
@@ -530,25 +530,25 @@ class PartitionsHealth:
             ):
                 results[tp] = view, await partition_health(self.records, self.rlmm, tp)
         self._results = results
-        self._note({one for _, labels in results.values() for one in labels})
-        if len(self._sound_ends) > len(tps):
+        self._note({condition for _, conditions in results.values() for condition in conditions})
+        if len(self._checked_ends) > len(tps):
             known_tps = set(tps)
-            self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in known_tps}
+            self._checked_ends = {t: end for t, end in self._checked_ends.items() if t in known_tps}
 
     def _note(self, conditions_found: set[Condition]) -> None:
         """Logs missing offsets only. The code that copied or read has logged the other kinds."""
         to_log = Kind.ARCHIVED_OFFSETS_MISSING
         for gone_condition in set(self.conditions()) - conditions_found:
-            over = self._health.clear if gone_condition.kind == to_log else self._health.forget
-            over(gone_condition.kind, gone_condition)
-        for one in conditions_found:
-            begin = self._health.report if one.kind == to_log else self._health.hold
-            begin(one, one)
+            end = self._health.clear if gone_condition.kind == to_log else self._health.forget
+            end(gone_condition.kind, gone_condition)
+        for condition in conditions_found:
+            begin = self._health.report if condition.kind == to_log else self._health.hold
+            begin(condition, condition)
 
     async def _may_end_early(self, tp: TopicIdPartition, view: PartitionView) -> bool:
-        end, sound = view.log_end_offset or 0, self._sound_ends.get(tp)
-        if sound is not None and end >= sound:
-            self._sound_ends[tp] = end
+        end, checked_end = view.log_end_offset or 0, self._checked_ends.get(tp)
+        if checked_end is not None and end >= checked_end:
+            self._checked_ends[tp] = end
             return False
         if self._reads_left == 0:
             return False
@@ -558,9 +558,9 @@ class PartitionsHealth:
         except CorruptSegment:
             finished_offsets = None  # `verify` says it
         if finished_offsets is not None and finished_offsets.end_offset >= end:
-            self._sound_ends.pop(tp, None)
+            self._checked_ends.pop(tp, None)
             return True
-        self._sound_ends[tp] = end
+        self._checked_ends[tp] = end
         return False
 
 

@@ -19,11 +19,11 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogOffsets
 from fetchproxy.writing.status import BROKER_UNLIMITED, BrokerRetention, broker_retention
 
-# One request each. The next looks ask for the rest.
-TOPICS_ASKED_A_LOOK = 20
+# One request each. The next updates ask for the rest.
+TOPICS_ASKED_AT_ONCE = 20
 # An operator may raise the retention meanwhile, as the remedy says.
 RETENTION_ASKED_AGAIN_S = 60.0
-_NOT_HEARD = (0.0, BROKER_UNLIMITED)
+_UNKNOWN_RETENTION = (0.0, BROKER_UNLIMITED)
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +32,7 @@ class TimeLeft:
 
     _retention: dict[str, tuple[float, BrokerRetention]] = field(default_factory=dict)
 
-    async def look(self, cluster: Cluster, topics: Iterable[str]) -> None:
+    async def update(self, cluster: Cluster, topics: Iterable[str]) -> None:
         """`topics`: those with records that nobody archives now."""
         now = asyncio.get_running_loop().time()
         before, self._retention = self._retention, {}
@@ -42,8 +42,8 @@ class TimeLeft:
                 self._retention[name] = earlier
             if earlier is None or now - earlier[0] > RETENTION_ASKED_AGAIN_S:
                 due.append(name)
-        due.sort(key=lambda name: before.get(name, _NOT_HEARD)[0])  # none waits for ever
-        for name in due[:TOPICS_ASKED_A_LOOK]:
+        due.sort(key=lambda name: before.get(name, _UNKNOWN_RETENTION)[0])  # none waits for ever
+        for name in due[:TOPICS_ASKED_AT_ONCE]:
             try:
                 retention = broker_retention(await cluster.topic_config(name))
             except ClusterError:
@@ -58,7 +58,7 @@ class TimeLeft:
         log_offsets: LogOffsets | None = None,
     ) -> int | None:
         """Until the brokers may delete the first record behind the archive's end."""
-        _, retention = self._retention.get(topic, _NOT_HEARD)
+        _, retention = self._retention.get(topic, _UNKNOWN_RETENTION)
         if view is None or not view.segments:
             return None
         left_ms = (
@@ -84,13 +84,13 @@ def _left_by_size(
     newest = view.segments[len(view.segments) - 1]
     record_bytes = newest.segment_size_bytes / (newest.end_offset - newest.start_offset + 1)
     records = log_offsets.high_watermark - max(view.log_end_offset, log_offsets.log_start_offset)
-    room_bytes = retention_bytes - records * record_bytes
-    if room_bytes <= 0:
+    bytes_left = retention_bytes - records * record_bytes
+    if bytes_left <= 0:
         return 0
     newest_ms = _newest_ms(view, now_ms)
     if newest_ms is None or records <= 0 or record_bytes <= 0:
         return None
-    return int(room_bytes / record_bytes * (now_ms - newest_ms) / records)
+    return int(bytes_left / record_bytes * (now_ms - newest_ms) / records)
 
 
 def _newest_ms(view: PartitionView, now_ms: int) -> int | None:

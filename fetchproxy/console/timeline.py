@@ -117,9 +117,9 @@ def date_of(offset: int, anchors: Sequence[_Anchor]) -> int:
 
 
 def coarse_spans(spans: Sequence[TimelineSpan]) -> tuple[TimelineSpan, ...]:
-    """As `merged_spans`, and so few that their number does not depend on that of the partitions."""
-    first = min((one.from_ms for one in spans), default=0)
-    last = max((one.until_ms for one in spans), default=0)
+    """As `merged_spans`, but a bounded number of spans, however many partitions there are."""
+    first = min((span.from_ms for span in spans), default=0)
+    last = max((span.until_ms for span in spans), default=0)
     return merged_spans(spans, round((last - first) * _NARROWEST))
 
 

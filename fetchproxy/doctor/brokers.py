@@ -14,14 +14,14 @@ from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.group_offsets import coordinator_of
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort, parse_bootstrap
-from fetchproxy.doctor.scene import (
+from fetchproxy.doctor.installation import (
     NOTHING,
+    CheckFunction,
     DoesNotApply,
     Finding,
-    Look,
+    Installation,
     NotChecked,
     Passed,
-    Scene,
 )
 from fetchproxy.errors import AuthenticationRefused, ClusterError, ConfigError
 from fetchproxy.tls.dial import dial
@@ -92,9 +92,9 @@ def _broker_finding(address: HostPort, reason: str) -> Finding:
     return Finding(reason, words)
 
 
-async def _one_takes_connections(scene: Scene) -> Sequence[Finding]:
-    faults = await _dial_bootstrap(scene)
-    addresses = parse_bootstrap(scene.config.cluster.bootstrap)
+async def _one_takes_connections(installation: Installation) -> Sequence[Finding]:
+    faults = await _dial_bootstrap(installation)
+    addresses = parse_bootstrap(installation.config.cluster.bootstrap)
     return (
         [_broker_finding(*one) for one in faults.items()]
         if len(faults) == len(set(addresses))
@@ -102,42 +102,42 @@ async def _one_takes_connections(scene: Scene) -> Sequence[Finding]:
     )
 
 
-async def _each_takes_connections(scene: Scene) -> Sequence[Finding]:
-    return [_broker_finding(*one) for one in (await _dial_bootstrap(scene)).items()]
+async def _each_takes_connections(installation: Installation) -> Sequence[Finding]:
+    return [_broker_finding(*one) for one in (await _dial_bootstrap(installation)).items()]
 
 
-async def _dial_bootstrap(scene: Scene) -> dict[HostPort, str]:
-    scene.check_has_brokers()
-    config = scene.config.cluster
+async def _dial_bootstrap(installation: Installation) -> dict[HostPort, str]:
+    installation.check_has_brokers()
+    config = installation.config.cluster
     return await dial_each(parse_bootstrap(config.bootstrap), config.connect_max_ms)
 
 
-async def _tls_works(scene: Scene) -> Sequence[Finding]:
-    scene.check_has_brokers()
-    config, tls = scene.config.cluster, await scene.upstream()
+async def _tls_works(installation: Installation) -> Sequence[Finding]:
+    installation.check_has_brokers()
+    config, tls = installation.config.cluster, await installation.upstream()
     if tls is None:
         raise DoesNotApply(f"cluster.security_protocol = {config.security_protocol}")
-    away = await _dial_bootstrap(scene)
+    away = await _dial_bootstrap(installation)
     reachable = [a for a in parse_bootstrap(config.bootstrap) if a not in away]
     faults = await dial_each(reachable, config.connect_max_ms, tls)
     return [_broker_finding(*one) for one in faults.items()]
 
 
-async def _speak_kafka(scene: Scene) -> Passed | Sequence[Finding]:
+async def _speak_kafka(installation: Installation) -> Passed | Sequence[Finding]:
     try:
-        brokers = await (await scene.cluster()).brokers(0)
+        brokers = await (await installation.cluster()).brokers(0)
     except (AuthenticationRefused, ConfigError):
         return NOTHING  # the next check says so
     return Passed("1 broker" if len(brokers) == 1 else f"{len(brokers)} brokers")
 
 
-async def _accept_our_user(scene: Scene) -> Sequence[Finding]:
-    await (await scene.cluster()).brokers()
+async def _accept_our_user(installation: Installation) -> Sequence[Finding]:
+    await (await installation.cluster()).brokers()
     return NOTHING
 
 
-async def _have_the_requests(scene: Scene) -> Sequence[Finding]:
-    needs = _needs(scene.config)
+async def _have_the_requests(installation: Installation) -> Sequence[Finding]:
+    needs = _needs(installation.config)
 
     async def ask(connection: BrokerConnection) -> list[Finding]:
         missing = []
@@ -151,7 +151,7 @@ async def _have_the_requests(scene: Scene) -> Sequence[Finding]:
             missing.append(Finding(f"broker {connection.address} has no topic ids (Kafka 2.8)"))
         return missing
 
-    return await (await scene.cluster()).ask_any(ask)
+    return await (await installation.cluster()).ask_any(ask)
 
 
 def _needs(config: Config) -> list[ApiKey]:
@@ -166,9 +166,9 @@ def _needs(config: Config) -> list[ApiKey]:
     return needs
 
 
-async def _broker_faults(scene: Scene) -> tuple[dict[HostPort, str], int]:
+async def _broker_faults(installation: Installation) -> tuple[dict[HostPort, str], int]:
     """The errors of brokers that do not answer, and how many brokers there are."""
-    cluster = await scene.cluster()
+    cluster = await installation.cluster()
     addresses = list(dict.fromkeys((await cluster.brokers()).values()))
     faults: dict[HostPort, str] = {}
 
@@ -184,20 +184,20 @@ async def _broker_faults(scene: Scene) -> tuple[dict[HostPort, str], int]:
     return faults, len(addresses)
 
 
-async def _can_be_reached(scene: Scene) -> Sequence[Finding]:
-    faults, count = await _broker_faults(scene)
+async def _can_be_reached(installation: Installation) -> Sequence[Finding]:
+    faults, count = await _broker_faults(installation)
     return [_broker_finding(*one) for one in faults.items()] if len(faults) == count else NOTHING
 
 
-async def _each_responds(scene: Scene) -> Sequence[Finding]:
-    faults, _ = await _broker_faults(scene)
+async def _each_responds(installation: Installation) -> Sequence[Finding]:
+    faults, _ = await _broker_faults(installation)
     return [_broker_finding(*one) for one in faults.items()]
 
 
 # --- the rights of the proxy's own user ---
 
 
-async def topic_rights(scene: Scene) -> dict[str, set[int]]:
+async def topic_rights(installation: Installation) -> dict[str, set[int]]:
     """The rights on each visible topic. {}: the brokers do not tell (before Kafka 2.3)."""
     request = MetadataRequest(
         topics=None,
@@ -213,27 +213,27 @@ async def topic_rights(scene: Scene) -> dict[str, set[int]]:
         rights = {topic.name: topic.authorized_operations for topic in response.topics}
         return {name: allowed for name, allowed in rights.items() if allowed is not None}
 
-    return await (await scene.cluster()).ask_any(ask)
+    return await (await installation.cluster()).ask_any(ask)
 
 
-async def _has_topic_rights(scene: Scene) -> Sequence[Finding]:
-    config = scene.config
-    if not scene.archives and config.metadata.manager == "store":
+async def _has_topic_rights(installation: Installation) -> Sequence[Finding]:
+    config = installation.config
+    if not installation.archives and config.metadata.manager == "store":
         raise DoesNotApply("a process that does not archive needs only DESCRIBE")
-    rights = await topic_rights(scene)
-    if not rights and not await (await scene.cluster()).topics(0):
+    rights = await topic_rights(installation)
+    if not rights and not await (await installation.cluster()).topics(0):
         return NOTHING
     findings = []
-    for operation, topics in _missing_rights(config, rights, await _matching(scene)).items():
+    for operation, topics in _missing_rights(config, rights, await _matching(installation)).items():
         more = f" and {len(topics) - NAMED_MAX} more" if len(topics) > NAMED_MAX else ""
         reason = f"{operation} is missing on {', '.join(topics[:NAMED_MAX])}{more}"
         findings.append(Finding(reason, {"operation": operation, "topic": topics[0]}))
     return findings
 
 
-async def _matching(scene: Scene) -> list[str]:
-    topics = await (await scene.cluster()).topics(0)
-    archive, metadata_topic = scene.config.archive, scene.config.metadata.topic_name
+async def _matching(installation: Installation) -> list[str]:
+    topics = await (await installation.cluster()).topics(0)
+    archive, metadata_topic = installation.config.archive, installation.config.metadata.topic_name
     return [] if archive.topics is None else [
         topic.name for topic in matching_topics(archive, topics, metadata_topic)
     ]  # fmt: skip
@@ -259,15 +259,15 @@ def _missing_rights(
     return missing
 
 
-async def _may_join_the_group(scene: Scene) -> Sequence[Finding]:
+async def _may_join_the_group(installation: Installation) -> Sequence[Finding]:
     """A heartbeat of a member that does not exist: READ on the group is checked before the member,
     and no group learns of it.
     """
-    group = scene.config.archive.group_id
-    if group is None or not scene.archives:
+    group = installation.config.archive.group_id
+    if group is None or not installation.archives:
         raise DoesNotApply("`archive.group_id` is not set")
     for _ in range(_COORDINATOR_TRIES_MAX):
-        code = await _heartbeat_code((await scene.cluster()), group)
+        code = await _heartbeat_code((await installation.cluster()), group)
         if code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
             return [Finding(f"group {group}: {error_text(code)}")]
         if code not in _NO_COORDINATOR_YET:
@@ -290,7 +290,7 @@ async def _heartbeat_code(cluster: Cluster, group: str) -> int:
         return error.error_code
 
 
-BROKER_LOOKS: Mapping[str, Look] = {
+BROKER_CHECKS: Mapping[str, CheckFunction] = {
     "FP0101": _one_takes_connections,
     "FP0102": _each_takes_connections,
     "FP0103": _tls_works,

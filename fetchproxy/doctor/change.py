@@ -11,16 +11,16 @@ from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.reloading import compare_settings
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import MASK, mask_text
-from fetchproxy.doctor.scene import (
+from fetchproxy.doctor.installation import (
     NOTHING,
+    CheckFunction,
     DoesNotApply,
     Finding,
-    Look,
+    Installation,
     NotChecked,
-    Scene,
     from_brokers,
 )
-from fetchproxy.doctor.topics import archived_after_ms, number_in
+from fetchproxy.doctor.topics import archived_after_ms, int_setting
 from fetchproxy.errors import FetchProxyError
 from fetchproxy.storage.stores.registry import same_place, without_secrets
 from fetchproxy.writing.deletion.retention import effective_retention
@@ -61,50 +61,52 @@ def _value_text(text: str, is_secret: bool) -> str:
     return MASK if is_secret else without_secrets(mask_text(text))
 
 
-async def examine_change(scene: Scene, most_s: float) -> Change | None:
+async def examine_change(installation: Installation, most_s: float) -> Change | None:
     """Asks the brokers for `most_s` at most. None: no other settings are in force."""
-    if scene.present is None:
+    if installation.present is None:
         return None
-    now, new = scene.present.config, scene.config
+    now, new = installation.present.config, installation.config
     change = Change(
-        changed_settings(scene.present, scene.loaded),
+        changed_settings(installation.present, installation.loaded),
         (sum(memory_parts(now).values()), sum(memory_parts(new).values())),
-        compare_settings(now, scene.loaded).waiting,
+        compare_settings(now, installation.loaded).waiting,
     )
     try:
         async with asyncio.timeout(most_s):
-            before, after = await _topics(scene, now), await _topics(scene, new)
+            before, after = await _topics(installation, now), await _topics(installation, new)
             gained_topics = sorted(after - before)
-            margins = {topic: await _margin_ms(scene, topic) for topic in gained_topics}
+            margins = {topic: await _margin_ms(installation, topic) for topic in gained_topics}
     except (NotChecked, FetchProxyError, TimeoutError):
         return change  # the checks of the brokers say why
     removed_topics = sorted(before - after)
     return replace(change, gained=gained_topics, lost=removed_topics, margin_ms=margins)
 
 
-async def _margin_ms(scene: Scene, topic: str) -> int | None:
-    settings = await from_brokers((await scene.cluster()).topic_config(topic))
-    kept_ms = number_in(settings, "retention.ms", -1)
-    return None if kept_ms < 0 else kept_ms - archived_after_ms(scene.config.archive)
+async def _margin_ms(installation: Installation, topic: str) -> int | None:
+    settings = await from_brokers((await installation.cluster()).topic_config(topic))
+    kept_ms = int_setting(settings, "retention.ms", -1)
+    return None if kept_ms < 0 else kept_ms - archived_after_ms(installation.config.archive)
 
 
-async def _topics(scene: Scene, config: Config) -> set[str]:
+async def _topics(installation: Installation, config: Config) -> set[str]:
     """The topics that these settings archive, of those that the cluster has now."""
     if config.archive.topics is None:
         return set()
-    topics = await from_brokers((await scene.cluster()).topics())
+    topics = await from_brokers((await installation.cluster()).topics())
     matching = matching_topics(config.archive, topics, config.metadata.topic_name)
     return {topic.name for topic in matching}
 
 
-def _present(scene: Scene) -> Config:
-    if scene.present is None:
+def _present(installation: Installation) -> Config:
+    if installation.present is None:
         raise DoesNotApply("no other settings are in force")
-    return scene.present.config
+    return installation.present.config
 
 
-async def _keeps_its_topics(scene: Scene) -> Sequence[Finding]:
-    removed_topics = await _topics(scene, _present(scene)) - await _topics(scene, scene.config)
+async def _keeps_its_topics(installation: Installation) -> Sequence[Finding]:
+    removed_topics = await _topics(installation, _present(installation)) - await _topics(
+        installation, installation.config
+    )
     return (
         [Finding(f"no longer archived: {', '.join(sorted(removed_topics))}")]
         if removed_topics
@@ -112,15 +114,15 @@ async def _keeps_its_topics(scene: Scene) -> Sequence[Finding]:
     )
 
 
-async def _stays_where_it_is(scene: Scene) -> Sequence[Finding]:
-    now, new = _present(scene).store.url, scene.config.store.url
+async def _stays_where_it_is(installation: Installation) -> Sequence[Finding]:
+    now, new = _present(installation).store.url, installation.config.store.url
     if now is None or new is None or same_place(now, new):
         return NOTHING
     return [Finding(f"store.url: {without_secrets(now)} becomes {without_secrets(new)}")]
 
 
-async def _keeps_its_manager(scene: Scene) -> Sequence[Finding]:
-    now, new = _present(scene).metadata, scene.config.metadata
+async def _keeps_its_manager(installation: Installation) -> Sequence[Finding]:
+    now, new = _present(installation).metadata, installation.config.metadata
     if now.manager == new.manager == "store":
         return NOTHING
     return [
@@ -130,9 +132,9 @@ async def _keeps_its_manager(scene: Scene) -> Sequence[Finding]:
     ]
 
 
-async def _deletes_no_more(scene: Scene) -> Sequence[Finding]:
-    now, new = _present(scene), scene.config
-    topics = await _topics(scene, now) & await _topics(scene, new)
+async def _deletes_no_more(installation: Installation) -> Sequence[Finding]:
+    now, new = _present(installation), installation.config
+    topics = await _topics(installation, now) & await _topics(installation, new)
     shorter: dict[tuple[str, int, int], list[str]] = {}
     for topic in sorted(topics):
         before = effective_retention(now.archive, topic, None)
@@ -151,7 +153,7 @@ async def _deletes_no_more(scene: Scene) -> Sequence[Finding]:
     ]
 
 
-CHANGE_LOOKS: Mapping[str, Look] = {
+CHANGE_CHECKS: Mapping[str, CheckFunction] = {
     "FP0601": _keeps_its_topics,
     "FP0602": _stays_where_it_is,
     "FP0603": _keeps_its_manager,

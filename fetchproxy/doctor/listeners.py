@@ -20,14 +20,14 @@ from fetchproxy.config.values import (
     parse_node_map,
 )
 from fetchproxy.doctor.brokers import dial_each
-from fetchproxy.doctor.scene import (
+from fetchproxy.doctor.installation import (
     NOTHING,
+    CheckFunction,
     DoesNotApply,
     Finding,
-    Look,
+    Installation,
     NotChecked,
     Passed,
-    Scene,
     from_brokers,
 )
 from fetchproxy.doctor.settings import own_addresses
@@ -43,11 +43,11 @@ _READYZ_BYTES_MAX = 64 * 1024
 _PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
 
 
-async def _ports_are_free(scene: Scene) -> Sequence[Finding]:
-    if not scene.before:
+async def _ports_are_free(installation: Installation) -> Sequence[Finding]:
+    if not installation.before:
         raise DoesNotApply("only with --before")
     findings: list[Finding] = []
-    for key, address in await _ports_to_open(scene):
+    for key, address in await _ports_to_open(installation):
         try:
             await _bind(address)
         except OSError as error:
@@ -64,8 +64,8 @@ async def _bind(address: HostPort) -> None:
     server.close()
 
 
-async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
-    config = scene.config
+async def _ports_to_open(installation: Installation) -> list[tuple[str, HostPort]]:
+    config = installation.config
     listen = parse_host_port(config.gateway.listen)
     ports = [("gateway.listen", listen)]
     for address in parse_node_map(config.gateway.node_map or "").values():
@@ -73,7 +73,7 @@ async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
     base = config.gateway.node_port_base
     if base and not config.archive_only.enabled:
         mapped_addresses = parse_node_map(config.gateway.node_map or "")
-        nodes = await from_brokers((await scene.cluster()).brokers())
+        nodes = await from_brokers((await installation.cluster()).brokers())
         for node in sorted(nodes.keys() - mapped_addresses.keys()):
             if base + node < PORTS:
                 ports.append(("gateway.node_port_base", HostPort(listen.host, base + node)))
@@ -82,10 +82,10 @@ async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
     return ports
 
 
-async def _names_resolve(scene: Scene) -> Sequence[Finding]:
+async def _names_resolve(installation: Installation) -> Sequence[Finding]:
     loop = asyncio.get_running_loop()
     findings: list[Finding] = []
-    for host in await advertised_hosts(scene):
+    for host in await advertised_hosts(installation):
         try:
             await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -95,13 +95,13 @@ async def _names_resolve(scene: Scene) -> Sequence[Finding]:
     return findings
 
 
-async def advertised_hosts(scene: Scene) -> list[str]:
+async def advertised_hosts(installation: Installation) -> list[str]:
     """The hosts that clients dial. With server names (SNI), those of the brokers if they answer."""
-    config = scene.config
+    config = installation.config
     nodes: Collection[int] = ()
     if config.gateway.sni_node_pattern is not None:
         with suppress(NotChecked):
-            nodes = (await from_brokers((await scene.cluster()).brokers())).keys()
+            nodes = (await from_brokers((await installation.cluster()).brokers())).keys()
     return list(dict.fromkeys(_hosts(config.gateway, sorted(nodes))))
 
 
@@ -117,11 +117,11 @@ def _hosts(gateway: GatewayConfig, nodes: Iterable[int]) -> Iterator[str]:
             yield address.host
 
 
-async def _no_loopback_for_others(scene: Scene) -> Sequence[Finding]:
-    listen = parse_host_port(scene.config.gateway.listen).host
+async def _no_loopback_for_others(installation: Installation) -> Sequence[Finding]:
+    listen = parse_host_port(installation.config.gateway.listen).host
     if is_loopback(listen):
         return NOTHING
-    hosts = [host for host in await advertised_hosts(scene) if is_loopback(host)]
+    hosts = [host for host in await advertised_hosts(installation) if is_loopback(host)]
     return [
         Finding(f"the listener is at {listen}, but clients are given {host}", {"host": host})
         for host in hosts
@@ -131,28 +131,28 @@ async def _no_loopback_for_others(scene: Scene) -> Sequence[Finding]:
 # --- a proxy that runs ---
 
 
-def _runs(scene: Scene) -> HostPort:
+def _running_address(installation: Installation) -> HostPort:
     """Where it should take connections. Raises NotChecked."""
-    if scene.before:
+    if installation.before:
         raise DoesNotApply("--before: nothing runs yet")
-    address = scene.clients_address()
+    address = installation.clients_address()
     if not address.port:
-        raise NotChecked(f"gateway.listen = {scene.config.gateway.listen}: any port")
+        raise NotChecked(f"gateway.listen = {installation.config.gateway.listen}: any port")
     return address
 
 
-async def _takes_connections(scene: Scene) -> Sequence[Finding]:
-    faults = await dial_each([_runs(scene)], _CONNECT_MAX_MS)
+async def _takes_connections(installation: Installation) -> Sequence[Finding]:
+    faults = await dial_each([_running_address(installation)], _CONNECT_MAX_MS)
     return [Finding(reason, {"address": address}) for address, reason in faults.items()]
 
 
 @asynccontextmanager
-async def _through(scene: Scene) -> AsyncIterator[Cluster]:
+async def _cluster_through_proxy(installation: Installation) -> AsyncIterator[Cluster]:
     """The cluster as a client sees it through the proxy. Raises NotChecked."""
-    address = _runs(scene)
-    config = scene.config
+    address = _running_address(installation)
+    config = installation.config
     gateway, tls = config.gateway, None
-    if not config.archive_only.enabled and own_addresses(scene):
+    if not config.archive_only.enabled and own_addresses(installation):
         raise NotChecked("`cluster.bootstrap` is the proxy's own address")
     if gateway.tls_client_auth == "required":
         raise NotChecked("clients need a certificate, but doctor has none")
@@ -161,11 +161,11 @@ async def _through(scene: Scene) -> AsyncIterator[Cluster]:
     if gateway.tls_certificate_file is not None:
         certificate = gateway.tls_certificate_file
         tls = ReloadingContext("doctor", lambda: LoadedContext(trusting(certificate), None), ())
-    async with Cluster(_as_client(config, address), tls=tls) as cluster:
+    async with Cluster(_client_config(config, address), tls=tls) as cluster:
         yield cluster
 
 
-def _as_client(config: Config, address: HostPort) -> ClusterConfig:
+def _client_config(config: Config, address: HostPort) -> ClusterConfig:
     has_sasl = config.cluster.security_protocol.startswith("SASL_") and (
         not config.archive_only.enabled
     )
@@ -196,31 +196,35 @@ def trusting(file: Path, *, last_only: bool = False) -> ssl.SSLContext:
     return context
 
 
-async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
-    async with _through(scene) as proxy:
+async def _responds_to_clients(installation: Installation) -> Passed | Sequence[Finding]:
+    async with _cluster_through_proxy(installation) as proxy:
         try:
             nodes = await proxy.brokers(0)
         except ClusterError as error:
-            await _unless_brokers_are_away(scene)
+            await _unless_brokers_are_away(installation)
             return [Finding(str(error))]
-    gateway = scene.config.gateway
+    gateway = installation.config.gateway
     # With names of its own for each broker, the proxy may advertise the brokers' very names.
     may_be_same = gateway.sni_node_pattern is not None or gateway.node_map is not None
-    if not scene.config.archive_only.enabled and not may_be_same:
-        direct = await from_brokers((await scene.cluster()).brokers())
+    if not installation.config.archive_only.enabled and not may_be_same:
+        direct = await from_brokers((await installation.cluster()).brokers())
         if nodes and set(nodes.values()) == set(direct.values()):
-            return [Finding(f"a broker responds at {_runs(scene)} instead of the proxy")]
+            return [
+                Finding(
+                    f"a broker responds at {_running_address(installation)} instead of the proxy"
+                )
+            ]
     return Passed(", ".join(str(address) for _, address in sorted(nodes.items())))
 
 
-async def _unless_brokers_are_away(scene: Scene) -> None:
-    if not scene.config.archive_only.enabled:
-        await from_brokers((await scene.cluster()).brokers(0))
+async def _unless_brokers_are_away(installation: Installation) -> None:
+    if not installation.config.archive_only.enabled:
+        await from_brokers((await installation.cluster()).brokers(0))
 
 
-async def _advertises_what_works(scene: Scene) -> Sequence[Finding]:
+async def _advertises_what_works(installation: Installation) -> Sequence[Finding]:
     findings: list[Finding] = []
-    async with _through(scene) as proxy:
+    async with _cluster_through_proxy(installation) as proxy:
         addresses = (await from_brokers(proxy.brokers())).values()
         unreachable = await dial_each(list(dict.fromkeys(addresses)), _CONNECT_MAX_MS)
         for address in dict.fromkeys(addresses):
@@ -240,12 +244,12 @@ async def _handshake_error(proxy: Cluster, address: HostPort) -> str | None:
     return None
 
 
-async def _is_ready(scene: Scene) -> Sequence[Finding]:
-    if scene.before:
+async def _is_ready(installation: Installation) -> Sequence[Finding]:
+    if installation.before:
         raise DoesNotApply("--before: nothing runs yet")
-    if scene.config.console.listen is None:
+    if installation.config.console.listen is None:
         raise DoesNotApply("`console.listen` is not set")
-    address = parse_host_port(scene.config.console.listen)
+    address = parse_host_port(installation.config.console.listen)
     host = "127.0.0.1" if is_any_address(address.host) else address.host
     try:
         status, text = await asyncio.to_thread(_readyz, host, address.port)
@@ -266,7 +270,7 @@ def _readyz(host: str, port: int) -> tuple[int, str]:
         connection.close()
 
 
-LISTENER_LOOKS: Mapping[str, Look] = {
+LISTENER_CHECKS: Mapping[str, CheckFunction] = {
     "FP0301": _ports_are_free,
     "FP0302": _names_resolve,
     "FP0303": _no_loopback_for_others,

@@ -20,7 +20,7 @@ def state(result: CheckResult) -> str:
         return "does not apply"
     if not result.made:
         return "not checked"
-    return result.meaning.severity.value if result.troubles else "ok"
+    return result.meaning.severity.value if result.findings else "ok"
 
 
 def examination_text(examination: Examination, *, plain: bool = False) -> str:
@@ -46,10 +46,10 @@ def examination_text(examination: Examination, *, plain: bool = False) -> str:
 def _check_lines(result: CheckResult, sign: str) -> Iterator[str]:
     note = f" ({result.note})" if result.note else ""
     yield f"{sign} {result.id} {result.meaning.holds}{note}"
-    for trouble in result.troubles:
-        yield f"    {trouble.reason}"
-        yield f"    -> {trouble.remedy}"
-    if result.troubles:
+    for finding in result.findings:
+        yield f"    {finding.reason}"
+        yield f"    -> {finding.remedy}"
+    if result.findings:
         yield f"    see {result.heading}"
 
 
@@ -98,8 +98,8 @@ def examination_json(examination: Examination) -> str:
                 "state": state(result),
                 "note": result.note,
                 "findings": [
-                    {"reason": trouble.reason, "remedy": trouble.remedy, "see": result.heading}
-                    for trouble in result.troubles
+                    {"reason": finding.reason, "remedy": finding.remedy, "see": result.heading}
+                    for finding in result.findings
                 ],
             }
             for result in examination.results

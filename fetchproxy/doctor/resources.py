@@ -11,8 +11,16 @@ from pathlib import Path
 
 from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.schema import Config, MiB
-from fetchproxy.doctor.scene import NOTHING, DoesNotApply, Finding, Look, NotChecked, Passed, Scene
-from fetchproxy.doctor.store import can_make
+from fetchproxy.doctor.installation import (
+    NOTHING,
+    CheckFunction,
+    DoesNotApply,
+    Finding,
+    Installation,
+    NotChecked,
+    Passed,
+)
+from fetchproxy.doctor.store import can_create
 from fetchproxy.errors import ConfigError, LogDirUnusable
 from fetchproxy.runtime.folders import check_own_folder
 from fetchproxy.runtime.open_files import clients_that_fit, open_files_for
@@ -24,9 +32,12 @@ _MEMORY_SHARE = 0.9
 _CLIENTS_EXPECTED = 1_000
 
 
-async def _files_suffice(scene: Scene) -> Passed | Sequence[Finding]:
-    clients, limit = scene.config.gateway.connections_max, scene.machine.open_files_max
-    if "gateway.connections_max" not in scene.loaded.chosen:
+async def _files_suffice(installation: Installation) -> Passed | Sequence[Finding]:
+    clients, limit = (
+        installation.config.gateway.connections_max,
+        installation.machine.open_files_max,
+    )
+    if "gateway.connections_max" not in installation.loaded.chosen:
         clients = min(clients, _CLIENTS_EXPECTED)
     room = clients_that_fit(limit, clients)
     if room >= clients:
@@ -35,8 +46,8 @@ async def _files_suffice(scene: Scene) -> Passed | Sequence[Finding]:
     return [Finding(reason, {"files": open_files_for(clients)})]
 
 
-async def _memory_suffices(scene: Scene) -> Passed | Sequence[Finding]:
-    machine, plan = scene.machine, sum(memory_parts(scene.config).values())
+async def _memory_suffices(installation: Installation) -> Passed | Sequence[Finding]:
+    machine, plan = installation.machine, sum(memory_parts(installation.config).values())
     if machine.memory_bytes is None:
         raise NotChecked("this system does not say how much memory it has")
     bytes_max = int(machine.memory_bytes * _MEMORY_SHARE)
@@ -49,11 +60,11 @@ async def _memory_suffices(scene: Scene) -> Passed | Sequence[Finding]:
 # --- the spool ---
 
 
-def _spool(scene: Scene) -> Path:
+def _spool(installation: Installation) -> Path:
     """Raises NotChecked."""
-    if not scene.archives:
+    if not installation.archives:
         raise DoesNotApply("`archive.topics` is not set")
-    return scene.config.archive.spool_dir or Path(tempfile.gettempdir())
+    return installation.config.archive.spool_dir or Path(tempfile.gettempdir())
 
 
 def _nearest(folder: Path) -> Path:
@@ -61,8 +72,8 @@ def _nearest(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-async def _spool_can_be_written(scene: Scene) -> Sequence[Finding]:
-    folder = _spool(scene)
+async def _spool_can_be_written(installation: Installation) -> Sequence[Finding]:
+    folder = _spool(installation)
     words = {"folder": folder}
     try:
         await asyncio.to_thread(_try_to_write, folder)
@@ -74,7 +85,7 @@ async def _spool_can_be_written(scene: Scene) -> Sequence[Finding]:
 def _try_to_write(folder: Path) -> None:
     """Raises OSError."""
     if not folder.exists():
-        if not can_make(folder):
+        if not can_create(folder):
             raise OSError(0, f"it cannot be created in {_nearest(folder)}")
         return
     with tempfile.TemporaryFile(prefix="fetchproxy-doctor-", dir=folder) as file:
@@ -83,8 +94,8 @@ def _try_to_write(folder: Path) -> None:
         os.fsync(file.fileno())
 
 
-async def _spool_has_room(scene: Scene) -> Sequence[Finding]:
-    folder, archive = _spool(scene), scene.config.archive
+async def _spool_has_room(installation: Installation) -> Sequence[Finding]:
+    folder, archive = _spool(installation), installation.config.archive
     bytes_min = archive.segment_bytes_max if archive.log_dirs is None else MiB
     free = await asyncio.to_thread(lambda: shutil.disk_usage(_nearest(folder)).free)
     if free >= bytes_min:
@@ -93,8 +104,8 @@ async def _spool_has_room(scene: Scene) -> Sequence[Finding]:
     return [Finding(reason, {"folder": folder})]
 
 
-async def _spool_has_all_its_room(scene: Scene) -> Sequence[Finding]:
-    folder, archive = _spool(scene), scene.config.archive
+async def _spool_has_all_its_room(installation: Installation) -> Sequence[Finding]:
+    folder, archive = _spool(installation), installation.config.archive
     if archive.log_dirs is not None:
         raise DoesNotApply("with `archive.log_dirs` the spool takes little space")
     disk = await asyncio.to_thread(lambda: shutil.disk_usage(_nearest(folder)))
@@ -110,8 +121,8 @@ async def _spool_has_all_its_room(scene: Scene) -> Sequence[Finding]:
 # --- other folders ---
 
 
-async def _folders_can_be_written(scene: Scene) -> Sequence[Finding]:
-    folders = list(_own_folders(scene.config))
+async def _folders_can_be_written(installation: Installation) -> Sequence[Finding]:
+    folders = list(_own_folders(installation.config))
     return await asyncio.to_thread(lambda: [f for folder in folders for f in _unusable(*folder)])
 
 
@@ -143,8 +154,8 @@ def _unusable(key: str, folder: Path) -> Iterator[Finding]:
         yield Finding(f"{key} = {folder}: {error.strerror}", words)
 
 
-async def _disk_cache_fits(scene: Scene) -> Sequence[Finding]:
-    remote = scene.config.remote_fetch
+async def _disk_cache_fits(installation: Installation) -> Sequence[Finding]:
+    remote = installation.config.remote_fetch
     folder = remote.disk_cache_dir
     if folder is None:
         raise DoesNotApply("`remote_fetch.disk_cache_dir` is not set")
@@ -159,8 +170,8 @@ async def _disk_cache_fits(scene: Scene) -> Sequence[Finding]:
     return [Finding(reason, {"folder": folder, "bytes": int(total * _MEMORY_SHARE)})]
 
 
-async def _log_dirs_can_be_read(scene: Scene) -> Sequence[Finding]:
-    archive = scene.config.archive
+async def _log_dirs_can_be_read(installation: Installation) -> Sequence[Finding]:
+    archive = installation.config.archive
     if archive.log_dirs is None:
         raise DoesNotApply("`archive.log_dirs` is not set")
     try:
@@ -170,7 +181,7 @@ async def _log_dirs_can_be_read(scene: Scene) -> Sequence[Finding]:
     return NOTHING
 
 
-RESOURCE_LOOKS: Mapping[str, Look] = {
+RESOURCE_CHECKS: Mapping[str, CheckFunction] = {
     "FP0501": _files_suffice,
     "FP0502": _memory_suffices,
     "FP0503": _spool_can_be_written,

@@ -13,35 +13,42 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from fetchproxy.config.values import harmless, mask_text
-from fetchproxy.doctor.brokers import BROKER_LOOKS
+from fetchproxy.doctor.brokers import BROKER_CHECKS
 from fetchproxy.doctor.catalogue import CHECKS, PAGE, Category, CheckMeaning, Severity
-from fetchproxy.doctor.certificates import CERTIFICATE_LOOKS
-from fetchproxy.doctor.change import CHANGE_LOOKS, Change, examine_change
-from fetchproxy.doctor.listeners import LISTENER_LOOKS
-from fetchproxy.doctor.resources import RESOURCE_LOOKS
-from fetchproxy.doctor.scene import DoesNotApply, Finding, Look, NotChecked, Passed, Scene
-from fetchproxy.doctor.settings import SETTINGS_LOOKS
-from fetchproxy.doctor.store import STORE_LOOKS
-from fetchproxy.doctor.topics import TOPIC_LOOKS
+from fetchproxy.doctor.certificates import CERTIFICATE_CHECKS
+from fetchproxy.doctor.change import CHANGE_CHECKS, Change, examine_change
+from fetchproxy.doctor.installation import (
+    CheckFunction,
+    DoesNotApply,
+    Finding,
+    Installation,
+    NotChecked,
+    Passed,
+)
+from fetchproxy.doctor.listeners import LISTENER_CHECKS
+from fetchproxy.doctor.resources import RESOURCE_CHECKS
+from fetchproxy.doctor.settings import SETTINGS_CHECKS
+from fetchproxy.doctor.store import STORE_CHECKS
+from fetchproxy.doctor.topics import TOPIC_CHECKS
 from fetchproxy.errors import ConfigError, FetchProxyError, system_error_in_words
 
 # Seconds. A broker has ten to answer by default, and a store twenty; what takes longer is broken.
 CHECK_MAX_S = 20.0
-LOOKS: Mapping[str, Look] = {
-    **SETTINGS_LOOKS,
-    **BROKER_LOOKS,
-    **TOPIC_LOOKS,
-    **STORE_LOOKS,
-    **LISTENER_LOOKS,
-    **CERTIFICATE_LOOKS,
-    **RESOURCE_LOOKS,
-    **CHANGE_LOOKS,
+CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
+    **SETTINGS_CHECKS,
+    **BROKER_CHECKS,
+    **TOPIC_CHECKS,
+    **STORE_CHECKS,
+    **LISTENER_CHECKS,
+    **CERTIFICATE_CHECKS,
+    **RESOURCE_CHECKS,
+    **CHANGE_CHECKS,
 }
 _SETTINGS_CHECK = "FP0001"
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ShownFinding:
     """A finding with all its words: safe for a terminal, and without secrets."""
 
     reason: str
@@ -55,7 +62,7 @@ class CheckResult:
     """
 
     id: str
-    troubles: Sequence[Trouble] = ()
+    findings: Sequence[ShownFinding] = ()
     note: str = ""
     made: bool = True
     applies: bool = True
@@ -66,7 +73,7 @@ class CheckResult:
 
     @property
     def is_fatal(self) -> bool:
-        return bool(self.troubles) and self.meaning.severity is Severity.FATAL
+        return bool(self.findings) and self.meaning.severity is Severity.FATAL
 
     @property
     def heading(self) -> str:
@@ -83,23 +90,23 @@ class Examination:
         """0: nothing was found; 1: warnings; 2: something fatal."""
         if any(result.is_fatal for result in self.results):
             return 2
-        return int(any(result.troubles for result in self.results))
+        return int(any(result.findings for result in self.results))
 
 
 async def examine(
-    scene: Scene, skip: Collection[str] = (), check_max_s: float = CHECK_MAX_S
+    installation: Installation, skip: Collection[str] = (), check_max_s: float = CHECK_MAX_S
 ) -> Examination:
     """`skip`: ids, and names of categories, that are left out."""
-    asyncio.get_running_loop().set_default_executor(_LeftBehind())
+    asyncio.get_running_loop().set_default_executor(_AbandonableThreads())
     try:
         async with asyncio.TaskGroup() as tasks:
             categories = [
-                tasks.create_task(_examine_category(scene, category, skip, check_max_s))
+                tasks.create_task(_examine_category(installation, category, skip, check_max_s))
                 for category in Category
             ]
-            changes = tasks.create_task(examine_change(scene, check_max_s))
+            changes = tasks.create_task(examine_change(installation, check_max_s))
     finally:
-        await scene.close()
+        await installation.close()
     results = [result for task in categories for result in task.result()]
     return Examination(results, changes.result())
 
@@ -108,8 +115,8 @@ def unusable(error: ConfigError) -> Examination:
     """The settings cannot be used, so nothing else can be examined."""
     words = {word: word.upper() for word in ("bootstrap", "file")}
     remedy = CHECKS[_SETTINGS_CHECK].remedy.format_map(words)
-    troubles = [Trouble(safe(fault), remedy) for fault in error.faults]
-    return Examination([CheckResult(_SETTINGS_CHECK, troubles)])
+    findings = [ShownFinding(safe(fault), remedy) for fault in error.faults]
+    return Examination([CheckResult(_SETTINGS_CHECK, findings)])
 
 
 def safe(text: str) -> str:
@@ -117,7 +124,7 @@ def safe(text: str) -> str:
     return harmless(mask_text(" ".join(text.split())))
 
 
-class _LeftBehind(ThreadPoolExecutor):
+class _AbandonableThreads(ThreadPoolExecutor):
     """Threads that hang in a disk or a resolver do not hold up the end of the command."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -125,7 +132,7 @@ class _LeftBehind(ThreadPoolExecutor):
 
 
 async def _examine_category(
-    scene: Scene, category: Category, skip: Collection[str], check_max_s: float
+    installation: Installation, category: Category, skip: Collection[str], check_max_s: float
 ) -> list[CheckResult]:
     results: list[CheckResult] = []
     if category in skip:
@@ -133,7 +140,7 @@ async def _examine_category(
     for id, meaning in CHECKS.items():
         if meaning.category is not category or id in skip:
             continue
-        result = await _examine_one(scene, id, meaning, check_max_s)
+        result = await _examine_one(installation, id, meaning, check_max_s)
         results.append(result)
         if result.is_fatal:
             break
@@ -141,11 +148,11 @@ async def _examine_category(
 
 
 async def _examine_one(
-    scene: Scene, id: str, meaning: CheckMeaning, check_max_s: float
+    installation: Installation, id: str, meaning: CheckMeaning, check_max_s: float
 ) -> CheckResult:
     try:
         async with asyncio.timeout(check_max_s) as limit:
-            findings = await LOOKS[id](scene)
+            findings = await CHECK_FUNCTIONS[id](installation)
     except NotChecked as why:
         applies = not isinstance(why, DoesNotApply)
         return CheckResult(id, note=safe(str(why)), made=False, applies=applies)
@@ -158,19 +165,19 @@ async def _examine_one(
         findings = [Finding(system_error_in_words(error))]
     if isinstance(findings, Passed):
         return CheckResult(id, note=safe(findings.note))
-    return CheckResult(id, list(_troubles(scene, meaning, findings)))
+    return CheckResult(id, list(_shown_findings(installation, meaning, findings)))
 
 
-def _troubles(
-    scene: Scene, meaning: CheckMeaning, findings: Iterable[Finding]
-) -> Iterable[Trouble]:
-    words = _Words(scene.words())
+def _shown_findings(
+    installation: Installation, meaning: CheckMeaning, findings: Iterable[Finding]
+) -> Iterable[ShownFinding]:
+    words = _RemedyWords(installation.words())
     for finding in findings:
-        remedy = meaning.remedy.format_map(_Words({**words, **finding.words}))
-        yield Trouble(safe(finding.reason), safe(remedy))
+        remedy = meaning.remedy.format_map(_RemedyWords({**words, **finding.words}))
+        yield ShownFinding(safe(finding.reason), safe(remedy))
 
 
-class _Words(dict[str, object]):
+class _RemedyWords(dict[str, object]):
     """A word that a finding does not have stays a place to fill in."""
 
     def __missing__(self, word: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fetchproxy.config.load import Loaded, Setting, load
 from fetchproxy.config.values import MASK
-from fetchproxy.doctor.scene import NotChecked
+from fetchproxy.doctor.installation import NotChecked
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.open_files import clients_that_fit
 

@@ -17,28 +17,34 @@ from fetchproxy.config.values import (
     parse_bootstrap,
     parse_host_port,
 )
-from fetchproxy.doctor.scene import NOTHING, DoesNotApply, Finding, Look, Scene
+from fetchproxy.doctor.installation import (
+    NOTHING,
+    CheckFunction,
+    DoesNotApply,
+    Finding,
+    Installation,
+)
 
 _FILES_WITH_KEYS = ("gateway.tls_key_file", "cluster.tls_key_file")
 
 
-async def _can_be_used(scene: Scene) -> Sequence[Finding]:
+async def _can_be_used(installation: Installation) -> Sequence[Finding]:
     """They were read; what cannot be read is found by `runner.examine`."""
     return NOTHING
 
 
-async def _has_a_store(scene: Scene) -> Sequence[Finding]:
-    store_url(scene.config)
+async def _has_a_store(installation: Installation) -> Sequence[Finding]:
+    store_url(installation.config)
     return NOTHING
 
 
-async def _not_itself(scene: Scene) -> Sequence[Finding]:
-    return [Finding(f"{address} is `gateway.listen`") for address in own_addresses(scene)]
+async def _not_itself(installation: Installation) -> Sequence[Finding]:
+    return [Finding(f"{address} is `gateway.listen`") for address in own_addresses(installation)]
 
 
-def own_addresses(scene: Scene) -> list[HostPort]:
+def own_addresses(installation: Installation) -> list[HostPort]:
     """The bootstrap addresses that are the listener's. Raises DoesNotApply."""
-    config = scene.config
+    config = installation.config
     if config.archive_only.enabled:
         raise DoesNotApply("in archive-only mode there are no brokers")
     listen = parse_host_port(config.gateway.listen)
@@ -53,8 +59,8 @@ def _is_same(address: HostPort, listen: HostPort) -> bool:
     return is_loopback(address.host) and (is_any_address(listen.host) or is_loopback(listen.host))
 
 
-async def _secrets_are_closed(scene: Scene) -> Sequence[Finding]:
-    files = dict(secret_files(scene.loaded, scene.file))
+async def _secrets_are_closed(installation: Installation) -> Sequence[Finding]:
+    files = dict(secret_files(installation.loaded, installation.file))
     return await asyncio.to_thread(lambda: list(_open_to_others(files)))
 
 
@@ -85,7 +91,7 @@ def _open_to_others(files: Mapping[Path, str]) -> Iterator[Finding]:
             yield Finding(reason, {"file": path})
 
 
-SETTINGS_LOOKS: Mapping[str, Look] = {
+SETTINGS_CHECKS: Mapping[str, CheckFunction] = {
     "FP0001": _can_be_used,
     "FP0002": _has_a_store,
     "FP0003": _not_itself,

@@ -11,14 +11,14 @@ from statistics import median
 from uuid import uuid4
 
 from fetchproxy.archive import metadata_manager, store_url
-from fetchproxy.doctor.scene import (
+from fetchproxy.doctor.installation import (
     NOTHING,
+    CheckFunction,
     DoesNotApply,
     Finding,
-    Look,
+    Installation,
     NotChecked,
     Passed,
-    Scene,
     from_brokers,
     from_store,
 )
@@ -46,10 +46,10 @@ _LATENCY_MAX_MS = 1_000
 _CLEAN_UP_MAX_S = 5.0
 
 
-async def _responds(scene: Scene) -> Passed | Sequence[Finding]:
-    storage = await _open_storage(scene)
+async def _responds(installation: Installation) -> Passed | Sequence[Finding]:
+    storage = await _open_storage(installation)
     with tried_once():
-        identity = await read_identity(storage.store, scene.prefix)
+        identity = await read_identity(storage.store, installation.prefix)
     return NOTHING if identity is not None else Passed("there is no archive yet")
 
 
@@ -58,40 +58,44 @@ def _is_to_be_made(url: str) -> bool:
     location = parse_store_url(url)
     if not isinstance(location, FileLocation) or location.root.exists():
         return False
-    return can_make(location.root)
+    return can_create(location.root)
 
 
-async def _open_storage(scene: Scene) -> RemoteStorage:
+async def _open_storage(installation: Installation) -> RemoteStorage:
     """Raises NotChecked while only a write could make the store's folder."""
-    storage = await scene.storage()
-    if scene.archives and await asyncio.to_thread(_is_to_be_made, store_url(scene.config)):
+    storage = await installation.storage()
+    if installation.archives and await asyncio.to_thread(
+        _is_to_be_made, store_url(installation.config)
+    ):
         raise NotChecked("its folder does not exist yet; the first archiver creates it")
     return storage
 
 
-def can_make(folder: Path) -> bool:
+def can_create(folder: Path) -> bool:
     """Whether this user can make the folder, or write in it. Blocks for the disk."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
-async def _is_our_own(scene: Scene) -> Sequence[Finding]:
-    storage = await _open_storage(scene)
+async def _is_our_own(installation: Installation) -> Sequence[Finding]:
+    storage = await _open_storage(installation)
     identity, objects = storage.identity, storage.objects
     with tried_once():
         stored_identity = await identity.look()
-    if scene.config.archive_only.enabled:
+    if installation.config.archive_only.enabled:
         return NOTHING
-    cluster = await scene.cluster()
+    cluster = await installation.cluster()
     cluster_id = await from_brokers(cluster.cluster_id())
     if stored_identity is not None:
         stored_identity.check_is_of_cluster(cluster_id)
         await from_store(objects.renew_continued_topics())
         cluster.continued.add(objects.continued.log_ids)
-    if scene.config.metadata.manager == "topic":  # whose manager would make its topic
+    if installation.config.metadata.manager == "topic":  # whose manager would make its topic
         return NOTHING
-    rlmm = metadata_manager(scene.config, storage, cluster, scene.wall_clock_ms)
-    own_archive = OwnArchive(scene.config, storage, rlmm, cluster, uuid4, archives=scene.archives)
+    rlmm = metadata_manager(installation.config, storage, cluster, installation.wall_clock_ms)
+    own_archive = OwnArchive(
+        installation.config, storage, rlmm, cluster, uuid4, archives=installation.archives
+    )
     try:
         with tried_once():
             async with rlmm:
@@ -103,27 +107,29 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     return NOTHING
 
 
-async def _is_there(scene: Scene) -> Sequence[Finding]:
-    storage = await _open_storage(scene)
-    if scene.archives:
+async def _is_there(installation: Installation) -> Sequence[Finding]:
+    storage = await _open_storage(installation)
+    if installation.archives:
         raise DoesNotApply("the first archiver creates it")
-    if await from_store(read_identity(storage.store, scene.prefix)) is not None:
+    if await from_store(read_identity(storage.store, installation.prefix)) is not None:
         return NOTHING
-    return [Finding(f"there is no archive at {scene.words()['store']}")]
+    return [Finding(f"there is no archive at {installation.words()['store']}")]
 
 
 # --- what needs the right to write ---
 
 
 @asynccontextmanager
-async def _probe(scene: Scene, name: str = "probe") -> AsyncIterator[tuple[ObjectStore, str]]:
+async def _probe(
+    installation: Installation, name: str = "probe"
+) -> AsyncIterator[tuple[ObjectStore, str]]:
     """The store, and the key of an object that is removed afterwards. Raises NotChecked for a
     process that only reads.
     """
-    if not scene.archives:
+    if not installation.archives:
         raise DoesNotApply("a process that does not archive only reads")
-    store = (await _open_storage(scene)).store
-    key = f"{scene.prefix}doctor.{scene.id}/{name}"  # no topic's name
+    store = (await _open_storage(installation)).store
+    key = f"{installation.prefix}doctor.{installation.id}/{name}"  # no topic's name
     try:
         with tried_once():
             yield store, key
@@ -134,8 +140,8 @@ async def _probe(scene: Scene, name: str = "probe") -> AsyncIterator[tuple[Objec
                 await store.delete(key)
 
 
-async def _can_be_written(scene: Scene) -> Sequence[Finding]:
-    async with _probe(scene) as (store, key):
+async def _can_be_written(installation: Installation) -> Sequence[Finding]:
+    async with _probe(installation) as (store, key):
         await store.put(key, _PROBE)
         content = await store.get(key)
     same = content == _PROBE
@@ -146,8 +152,8 @@ async def _can_be_written(scene: Scene) -> Sequence[Finding]:
     )
 
 
-async def _ranges_are_exact(scene: Scene) -> Sequence[Finding]:
-    async with _probe(scene) as (store, key):
+async def _ranges_are_exact(installation: Installation) -> Sequence[Finding]:
+    async with _probe(installation) as (store, key):
         await store.put(key, _PROBE)
         content = await store.get_range(key, _RANGE)
     if content == _PROBE[_RANGE.start : _RANGE.end]:
@@ -157,14 +163,14 @@ async def _ranges_are_exact(scene: Scene) -> Sequence[Finding]:
     ]
 
 
-async def _listings_are_complete(scene: Scene) -> Sequence[Finding]:
-    async with _probe(scene) as (store, _):
-        await check_listings(store, scene.prefix)
+async def _listings_are_complete(installation: Installation) -> Sequence[Finding]:
+    async with _probe(installation) as (store, _):
+        await check_listings(store, installation.prefix)
     return NOTHING
 
 
-async def _keeps_what_is_there(scene: Scene) -> Sequence[Finding]:
-    async with _probe(scene, "new") as (store, key):
+async def _keeps_what_is_there(installation: Installation) -> Sequence[Finding]:
+    async with _probe(installation, "new") as (store, key):
         first = await store.put_new(key, _PROBE)
         second = await store.put_new(key, b"another")
         content = await store.get(key)
@@ -173,8 +179,8 @@ async def _keeps_what_is_there(scene: Scene) -> Sequence[Finding]:
     return [Finding("the second of two conditional writes replaced the first")]
 
 
-async def _can_be_deleted(scene: Scene) -> Sequence[Finding]:
-    async with _probe(scene) as (store, key):
+async def _can_be_deleted(installation: Installation) -> Sequence[Finding]:
+    async with _probe(installation) as (store, key):
         await store.put(key, _PROBE)
         await store.delete(key)
         try:
@@ -187,13 +193,13 @@ async def _can_be_deleted(scene: Scene) -> Sequence[Finding]:
 # --- what the store tells ---
 
 
-async def _clocks_agree(scene: Scene) -> Sequence[Finding]:
-    store = (await _open_storage(scene)).store
-    before_ms = scene.wall_clock_ms()
-    stores_ms = await from_store(store.clock_ms(scene.prefix))
+async def _clocks_agree(installation: Installation) -> Sequence[Finding]:
+    store = (await _open_storage(installation)).store
+    before_ms = installation.wall_clock_ms()
+    stores_ms = await from_store(store.clock_ms(installation.prefix))
     if stores_ms is None:
         raise DoesNotApply("this store does not report its time")
-    after_ms = scene.wall_clock_ms()
+    after_ms = installation.wall_clock_ms()
     # The response says a time between the two, in whole seconds.
     ahead_ms = before_ms - stores_ms if before_ms > stores_ms else min(after_ms - stores_ms, 0)
     if abs(ahead_ms) <= CLOCK_DIFFERS_MAX_MS:
@@ -202,13 +208,13 @@ async def _clocks_agree(scene: Scene) -> Sequence[Finding]:
     return [Finding(f"this machine's clock is {abs(ahead_ms) // 1000} s {side} the store's")]
 
 
-async def _is_fast(scene: Scene) -> Passed | Sequence[Finding]:
-    store = (await _open_storage(scene)).store
+async def _is_fast(installation: Installation) -> Passed | Sequence[Finding]:
+    store = (await _open_storage(installation)).store
     clock = asyncio.get_running_loop().time
     times_ms: list[float] = []
     for _ in range(_LATENCY_READS):
         begun_at = clock()
-        await from_store(read_identity(store, scene.prefix))
+        await from_store(read_identity(store, installation.prefix))
         times_ms.append((clock() - begun_at) * 1000)
         if sum(times_ms) > _LATENCY_READS * _LATENCY_MAX_MS:
             break
@@ -218,9 +224,9 @@ async def _is_fast(scene: Scene) -> Passed | Sequence[Finding]:
     return [Finding(f"a small read takes {middle:.0f} ms (the median of {len(times_ms)})")]
 
 
-async def _hazards(scene: Scene, loses: bool) -> Sequence[Finding]:
-    store = (await _open_storage(scene)).store
-    hazards = await from_store(store.hazards(scene.prefix))
+async def _hazards(installation: Installation, loses: bool) -> Sequence[Finding]:
+    store = (await _open_storage(installation)).store
+    hazards = await from_store(store.hazards(installation.prefix))
     return [
         Finding(hazard.what, {"remedy": f"`{hazard.remedy}`"})
         for hazard in hazards
@@ -228,15 +234,15 @@ async def _hazards(scene: Scene, loses: bool) -> Sequence[Finding]:
     ]
 
 
-async def _no_rule_deletes(scene: Scene) -> Sequence[Finding]:
-    return await _hazards(scene, True)
+async def _no_rule_deletes(installation: Installation) -> Sequence[Finding]:
+    return await _hazards(installation, True)
 
 
-async def _nothing_keeps(scene: Scene) -> Sequence[Finding]:
-    return await _hazards(scene, False)
+async def _nothing_keeps(installation: Installation) -> Sequence[Finding]:
+    return await _hazards(installation, False)
 
 
-STORE_LOOKS: Mapping[str, Look] = {
+STORE_CHECKS: Mapping[str, CheckFunction] = {
     "FP0201": _responds,
     "FP0202": _is_our_own,
     "FP0203": _is_there,

@@ -12,13 +12,13 @@ from fetchproxy.archive import wall_clock_ms
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
 from fetchproxy.config.schema import ArchiveConfig
-from fetchproxy.doctor.scene import (
+from fetchproxy.doctor.installation import (
     NOTHING,
+    CheckFunction,
     DoesNotApply,
     Finding,
-    Look,
+    Installation,
     Passed,
-    Scene,
     from_brokers,
 )
 from fetchproxy.errors import ClusterError
@@ -43,23 +43,23 @@ class _Archived(NamedTuple):
     settings: Mapping[str, str]
 
 
-async def discovery_of(scene: Scene) -> TopicDiscovery:
+async def discovery_of(installation: Installation) -> TopicDiscovery:
     """As the archiver's, after one look. Raises ClusterError, NotChecked."""
-    if scene.config.archive.topics is None:
+    if installation.config.archive.topics is None:
         raise DoesNotApply("`archive.topics` is not set")
     discovery = TopicDiscovery(
-        (await scene.cluster()),
-        scene.config.archive,
+        (await installation.cluster()),
+        installation.config.archive,
         interval_ms=0,
-        metadata_topic=scene.config.metadata.topic_name,
+        metadata_topic=installation.config.metadata.topic_name,
     )
     await discovery.look()
     return discovery
 
 
-async def _archived_topics(scene: Scene) -> list[_Archived]:
-    discovery = await from_brokers(discovery_of(scene))
-    cluster, archived_topics = await scene.cluster(), []
+async def _archived_topics(installation: Installation) -> list[_Archived]:
+    discovery = await from_brokers(discovery_of(installation))
+    cluster, archived_topics = await installation.cluster(), []
     for topic in await from_brokers(cluster.topics()):
         settings = discovery.topic_config(topic.topic_id)
         if settings is not None and topic.name not in discovery.refused:
@@ -67,12 +67,12 @@ async def _archived_topics(scene: Scene) -> list[_Archived]:
     return archived_topics
 
 
-async def _metadata_topic_keeps(scene: Scene) -> Sequence[Finding]:
-    metadata = scene.config.metadata
+async def _metadata_topic_keeps(installation: Installation) -> Sequence[Finding]:
+    metadata = installation.config.metadata
     if metadata.manager != "topic":
         raise DoesNotApply("`metadata.manager = store`")
-    cluster = await scene.cluster()
-    topic = KafkaMetadataLog(cluster, scene.config.cluster, metadata, wall_clock_ms)
+    cluster = await installation.cluster()
+    topic = KafkaMetadataLog(cluster, installation.config.cluster, metadata, wall_clock_ms)
     brokers = len(await from_brokers(cluster.brokers()))
     if await topic.check() or metadata.topic_replication_factor <= brokers:
         return NOTHING
@@ -84,18 +84,18 @@ async def _metadata_topic_keeps(scene: Scene) -> Sequence[Finding]:
     ]
 
 
-async def _match(scene: Scene) -> Passed | Sequence[Finding]:
-    discovery = await discovery_of(scene)
+async def _match(installation: Installation) -> Passed | Sequence[Finding]:
+    discovery = await discovery_of(installation)
     if (reason := discovery.why_nothing()) is not None:
         return [Finding(reason)]
-    return Passed(f"{len(await _archived_topics(scene))} topics are archived")
+    return Passed(f"{len(await _archived_topics(installation))} topics are archived")
 
 
-async def _none_from_the_future(scene: Scene) -> Sequence[Finding]:
+async def _none_from_the_future(installation: Installation) -> Sequence[Finding]:
     findings: list[Finding] = []
-    for segment in (await _archived_topics(scene))[:_NEWEST_READ_MAX]:
-        newest_ms = await _newest_ms(scene, segment.topic)
-        ahead_s = ((newest_ms or 0) - scene.wall_clock_ms()) // 1000
+    for segment in (await _archived_topics(installation))[:_NEWEST_READ_MAX]:
+        newest_ms = await _newest_ms(installation, segment.topic)
+        ahead_s = ((newest_ms or 0) - installation.wall_clock_ms()) // 1000
         if ahead_s > CLOCK_DIFFERS_MAX_MS // 1000:
             stamped_by = segment.settings.get("message.timestamp.type", "CreateTime")
             reason = (
@@ -106,10 +106,10 @@ async def _none_from_the_future(scene: Scene) -> Sequence[Finding]:
     return findings
 
 
-async def _newest_ms(scene: Scene, topic: TopicInfo) -> int | None:
+async def _newest_ms(installation: Installation, topic: TopicInfo) -> int | None:
     """The timestamp of the newest record in the topic's first partition. None: not known."""
     tp = TopicIdPartition(topic.topic_id, topic.name, min(topic.leaders, default=0))
-    cluster = await scene.cluster()
+    cluster = await installation.cluster()
     try:
         offsets = await cluster.log_offsets(tp)
         if offsets.high_watermark <= offsets.log_start_offset:
@@ -126,12 +126,12 @@ async def _newest_ms(scene: Scene, topic: TopicInfo) -> int | None:
         return None  # other checks say what is wrong with the brokers
 
 
-async def _refuse_the_future(scene: Scene) -> Sequence[Finding]:
+async def _refuse_the_future(installation: Installation) -> Sequence[Finding]:
     findings: list[Finding] = []
-    for topic, settings in await _archived_topics(scene):
-        retention = effective_retention(scene.config.archive, topic.name, settings)
+    for topic, settings in await _archived_topics(installation):
+        retention = effective_retention(installation.config.archive, topic.name, settings)
         by_time = retention.remote_ms >= 0 or retention.local_ms >= 0
-        limit_ms = number_in(settings, "message.timestamp.after.max.ms", 0)
+        limit_ms = int_setting(settings, "message.timestamp.after.max.ms", 0)
         by_producer = settings.get("message.timestamp.type") == "CreateTime"
         if by_time and by_producer and limit_ms > _FUTURE_MAX_MS:
             limit = "none" if limit_ms == _NO_LIMIT_MS else f"{limit_ms} ms"
@@ -140,11 +140,11 @@ async def _refuse_the_future(scene: Scene) -> Sequence[Finding]:
     return findings
 
 
-async def _responses_fit(scene: Scene) -> Sequence[Finding]:
-    frame = scene.config.cluster.frame_bytes_max
+async def _responses_fit(installation: Installation) -> Sequence[Finding]:
+    frame = installation.config.cluster.frame_bytes_max
     findings: list[Finding] = []
-    for topic, settings in await _archived_topics(scene):
-        largest = number_in(settings, "max.message.bytes", 0)
+    for topic, settings in await _archived_topics(installation):
+        largest = int_setting(settings, "max.message.bytes", 0)
         needs = FETCH_BYTES_MAX + largest + _FRAME_OVERHEAD_BYTES
         if needs > frame:
             reason = (
@@ -155,20 +155,20 @@ async def _responses_fit(scene: Scene) -> Sequence[Finding]:
     return findings
 
 
-async def _can_trim(scene: Scene) -> Sequence[Finding]:
+async def _can_trim(installation: Installation) -> Sequence[Finding]:
     findings: list[Finding] = []
-    for topic, settings in await _archived_topics(scene):
-        retention = effective_retention(scene.config.archive, topic.name, settings)
+    for topic, settings in await _archived_topics(installation):
+        retention = effective_retention(installation.config.archive, topic.name, settings)
         refusal = trimming_refusal(settings) if retention.trims_locally else None
         if refusal is not None:
             findings.append(Finding(f"{topic.name}: {refusal}", {"topic": topic.name}))
     return findings
 
 
-async def _keep_until_archived(scene: Scene) -> Sequence[Finding]:
-    archive = scene.config.archive
+async def _keep_until_archived(installation: Installation) -> Sequence[Finding]:
+    archive = installation.config.archive
     findings: list[Finding] = []
-    for topic, settings in await _archived_topics(scene):
+    for topic, settings in await _archived_topics(installation):
         if (reason := retention_fault(archive, settings)) is not None:
             words = {"topic": topic.name, "retention_ms": 2 * archived_after_ms(archive)}
             findings.append(Finding(f"{topic.name}: {reason}", words))
@@ -182,7 +182,7 @@ def archived_after_ms(archive: ArchiveConfig) -> int:
 
 def retention_fault(archive: ArchiveConfig, settings: Mapping[str, str]) -> str | None:
     """Why the brokers may delete records before they are archived, as a clause."""
-    kept_ms = number_in(settings, "retention.ms", -1)
+    kept_ms = int_setting(settings, "retention.ms", -1)
     after_ms = archived_after_ms(archive)
     if kept_ms < 0 or kept_ms > after_ms or "delete" not in settings.get("cleanup.policy", ""):
         return None
@@ -192,11 +192,11 @@ def retention_fault(archive: ArchiveConfig, settings: Mapping[str, str]) -> str 
     )
 
 
-async def _keep_enough_bytes(scene: Scene) -> Sequence[Finding]:
-    segment = scene.config.archive.segment_bytes_max
+async def _keep_enough_bytes(installation: Installation) -> Sequence[Finding]:
+    segment = installation.config.archive.segment_bytes_max
     findings: list[Finding] = []
-    for topic, settings in await _archived_topics(scene):
-        retention_bytes = number_in(settings, "retention.bytes", -1)
+    for topic, settings in await _archived_topics(installation):
+        retention_bytes = int_setting(settings, "retention.bytes", -1)
         if 0 <= retention_bytes < segment:
             reason = (
                 f"{topic.name}: retention.bytes={retention_bytes}, "
@@ -207,15 +207,15 @@ async def _keep_enough_bytes(scene: Scene) -> Sequence[Finding]:
     return findings
 
 
-async def _can_be_archived(scene: Scene) -> Sequence[Finding]:
-    discovery = await discovery_of(scene)
+async def _can_be_archived(installation: Installation) -> Sequence[Finding]:
+    discovery = await discovery_of(installation)
     return [
         Finding(f"{topic}: {reason}", {"topic": topic})
         for topic, reason in discovery.refused.items()
     ]
 
 
-def number_in(settings: Mapping[str, str], key: str, default: int) -> int:
+def int_setting(settings: Mapping[str, str], key: str, default: int) -> int:
     """A broker's setting; `default` if it does not report it as a number."""
     try:
         return int(settings[key])
@@ -223,7 +223,7 @@ def number_in(settings: Mapping[str, str], key: str, default: int) -> int:
         return default
 
 
-TOPIC_LOOKS: Mapping[str, Look] = {
+TOPIC_CHECKS: Mapping[str, CheckFunction] = {
     "FP0111": _metadata_topic_keeps,
     "FP0112": _match,
     "FP0113": _none_from_the_future,

@@ -81,14 +81,14 @@ class ArchivePlan:
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition:
     """The archive's content from `planned.archive_end` on, no matter which process copied it.
-    `left`: what an open transaction keeps from it.
+    `not_archived`: what an open transaction keeps from it.
     """
 
     planned: PlannedPartition
     archive_end: int | None
     segments: int
     size_bytes: int
-    left: tuple[NotArchived, ...] = ()
+    not_archived: tuple[NotArchived, ...] = ()
 
 
 def archive(
@@ -208,7 +208,7 @@ def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, 
 
 
 async def _archive_partition(
-    config: Config, archive: ManagedArchive, planned: PlannedPartition, tell: Report
+    config: Config, archive: ManagedArchive, planned: PlannedPartition, on_progress: Report
 ) -> ArchivedPartition:
     await check_is_own_archive(archive.storage, archive.cluster)
     archive_pass = ArchivePass(
@@ -224,8 +224,8 @@ async def _archive_partition(
         log_dirs=await asyncio.to_thread(open_log_dirs, config.archive),
     )
     not_archived = await archive_pass.archive([planned.tp])
-    if any(one.failed for one in not_archived):
-        raise NotAllArchived(one for one in not_archived if one.failed)
+    if any(gap.failed for gap in not_archived):
+        raise NotAllArchived(gap for gap in not_archived if gap.failed)
     view = await archive.rlmm.refresh(planned.tp, asyncio.get_running_loop().time())
     new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
     size = sum(segment.segment_size_bytes for segment in new)

@@ -96,13 +96,14 @@ def backfill(
 
 def too_large_in(options: SourceOptions, manifests: Iterable[Manifest]) -> Iterator[ItemFailure]:
     """Names the batches that were too large for the tasks that wrote the other records."""
-    for one in manifests:
-        if one.too_large:
-            offsets = named([f"{first} to {last}" for first, last in one.too_large])
-            subject = "each batch is" if len(one.too_large) > 1 else "the batch is"
-            message = f"offsets {offsets} of {one.range.topic}-{one.range.partition} are left out"
+    for manifest in manifests:
+        if manifest.too_large:
+            offsets = named([f"{first} to {last}" for first, last in manifest.too_large])
+            subject = "each batch is" if len(manifest.too_large) > 1 else "the batch is"
+            partition = f"{manifest.range.topic}-{manifest.range.partition}"
+            message = f"offsets {offsets} of {partition} are left out"
             yield ItemFailure(
-                one.range.name, f"{message}: {subject} {too_large_for(options)}", False
+                manifest.range.name, f"{message}: {subject} {too_large_for(options)}", False
             )
 
 

@@ -15,7 +15,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.archive_reading import ArchiveReading
 from fetchproxy.remotelog.file_names import file_stem
-from fetchproxy.remotelog.options import EARLIEST, LATEST, ArchiveLocation, BoundKind, SourceOptions
+from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, SourceOptions, TopicPartition
 from fetchproxy.remotelog.planning import SKIPPED_RECORDS, OffsetSpan, Selection
 from fetchproxy.remotelog.planning_processes import Failing
 from fetchproxy.remotelog.rate_limits import Views
@@ -59,7 +59,7 @@ async def _input(options: SourceOptions) -> BackfillInput:
         chosen_views = [
             topic
             for topic in unlisted
-            if topic in (topics.assigned or ()) or topics.takes(topic, -1)
+            if topic in (topics.assigned or ()) or topics.includes(topic, -1)
         ]
         failures += not_listed({topic: unlisted[topic] for topic in chosen_views})
         if not options.fail_on_data_loss:
@@ -185,7 +185,8 @@ def next_plan(
     bytes_max: int,
     begun_ranges: Iterable[BackfillRange] = (),
 ) -> Plan:
-    """Ranges that were planned and are not done, and new ones for the unplanned of `selections`.
+    """The planned ranges that are not done, and new ranges for offsets of `selections` that no plan
+    has.
 
     `begun_ranges`: ranges that are written but lack records that were passed over.
 
@@ -198,13 +199,17 @@ def next_plan(
     finished_ranges = set(whole_ranges)
     planned_ranges = dict.fromkeys((*(last.ranges if last else ()), *begun_ranges))
     waiting = [r for r in planned_ranges if r not in finished_ranges]
-    ranges_by_location: dict[ArchiveLocation, list[BackfillRange]] = {}
-    for one in (*finished_ranges, *waiting):
-        ranges_by_location.setdefault((one.topic, one.partition), []).append(one)
+    ranges_by_location: dict[TopicPartition, list[BackfillRange]] = {}
+    for backfill_range in (*finished_ranges, *waiting):
+        ranges_by_location.setdefault((backfill_range.topic, backfill_range.partition), []).append(
+            backfill_range
+        )
     ranges = waiting
     for view, span in selections:
         before = ranges_by_location.get((view.tp.topic, view.tp.partition), [])
-        written_spans = sorted((one.first, one.end - 1) for one in before)
+        written_spans = sorted(
+            (range_before.first, range_before.end - 1) for range_before in before
+        )
         for first, end in uncovered(span.start, span.end - 1, written_spans):
             ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max)
     return Plan(settings, tuple(sorted(ranges)))
@@ -244,8 +249,8 @@ def _pieces(
         size = segment.segment_size_bytes
         count = min(-(-size * (end - start) // (offsets * bytes_max)) or 1, end - start)
         borders = [start + (end - start) * number // count for number in range(count + 1)]
-        for one, other in pairwise(borders):
-            yield OffsetSpan(one, other), size * (other - one) // offsets
+        for start, end in pairwise(borders):
+            yield OffsetSpan(start, end), size * (end - start) // offsets
         at = end
 
 

@@ -267,7 +267,9 @@ def forecast(segments: Sequence[SegmentFigures], retention: Retention, now_ms: i
     deletion = _next_deletion_ms(segments, retention)
     if days < HISTORY_DAYS_MIN:
         return Forecast(days, None, None, deletion)
-    recent = sum(one.size_bytes for one in segments if one.newest_ms >= now_ms - days * DAY_MS)
+    recent = sum(
+        segment.size_bytes for segment in segments if segment.newest_ms >= now_ms - days * DAY_MS
+    )
     rate = round(recent / days)
     sizes = [_size_after(segments, retention, now_ms, rate, ahead) for ahead in HORIZON_DAYS]
     return Forecast(days, rate, tuple(sizes), deletion)
@@ -276,12 +278,12 @@ def forecast(segments: Sequence[SegmentFigures], retention: Retention, now_ms: i
 def _size_after(
     segments: Sequence[SegmentFigures], retention: Retention, now_ms: int, rate: int, days: int
 ) -> int:
-    stays, grown_days = list(segments), float(days)
+    remaining_segments, grown_days = list(segments), float(days)
     if retention.remote_ms >= 0:
         oldest_ms = now_ms + days * DAY_MS - retention.remote_ms
-        stays = [segment for segment in segments if segment.newest_ms >= oldest_ms]
+        remaining_segments = [segment for segment in segments if segment.newest_ms >= oldest_ms]
         grown_days = min(grown_days, retention.remote_ms / DAY_MS)
-    size = sum(one.size_bytes for one in stays) + round(rate * grown_days)
+    size = sum(segment.size_bytes for segment in remaining_segments) + round(rate * grown_days)
     return size if retention.remote_bytes < 0 else min(size, retention.remote_bytes)
 
 

@@ -107,7 +107,11 @@ async def _of_own_cluster(config: Config) -> AsyncIterator[ManagedArchive]:
 
 
 async def _merge_partition(
-    config: Config, options: MergeOptions, opened: ToMerge, tp: TopicIdPartition, tell: Report
+    config: Config,
+    options: MergeOptions,
+    opened: ToMerge,
+    tp: TopicIdPartition,
+    on_progress: Report,
 ) -> MergedPartition:
     archive, spool = opened
     rsm, rlmm = archive.storage.rsm, archive.rlmm

@@ -21,7 +21,7 @@ from fetchproxy.auditing.mirroring import (
     MirrorOptions,
     MirrorSide,
     PartitionMirror,
-    open_place,
+    open_side,
 )
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError, StorageDenied
@@ -37,12 +37,12 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 OnMirrored = Callable[[MirroredPartition], None]
-ToMirror = tuple[MirrorSide, MirrorSide, Spool, CopyPace]
+MirrorResources = tuple[MirrorSide, MirrorSide, Spool, CopyPace]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """The places of the archive, `config.store.url`, and of its copy, `to`."""
+class MirrorStores:
+    """The store of the archive, `config.store.url`, and that of its copy, `to`."""
 
     config: Config
     to: str
@@ -51,13 +51,13 @@ class Places:
     async def opened(self) -> AsyncIterator[tuple[MirrorSide, MirrorSide]]:
         config = self.config
         async with (
-            open_place(store_url(config), config) as source,
-            open_place(self.to, config, create=True) as target,
+            open_side(store_url(config), config) as source,
+            open_side(self.to, config, create=True) as target,
         ):
             yield source, target
 
-    def ask(self, work: Callable[[MirrorSide, MirrorSide], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` on both places. Raises as `work`."""
+    def run(self, work: Callable[[MirrorSide, MirrorSide], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` on both stores. Raises as `work`."""
 
         async def done() -> T:
             async with self.opened() as (source, target):
@@ -109,8 +109,8 @@ def mirror(
     ):
         if is_within(inner, outer):
             raise ConfigError(f"{inside}: choose a folder or prefix beside it")
-    places = Places(for_executors(config), to)
-    identity = places.ask(partial(_begin, to))
+    stores = MirrorStores(for_executors(config), to)
+    identity = stores.run(partial(_begin_mirror, to))
     if identity is None:
         if not cut_over:
             raise ArchiveMismatch("the archive at --from has moved to --to already")
@@ -119,12 +119,12 @@ def mirror(
         raise ArchiveMismatch(
             "the archive at --from is being moved to --to: finish the move with --cut-over"
         )
-    options = replace(options, opens=cut_over)
-    outcome = _copy_once(runner, places, options, on_result)
-    return _cut_over(runner, places, options, identity, outcome) if cut_over else outcome
+    options = replace(options, opens_segments=cut_over)
+    outcome = _copy_once(runner, stores, options, on_result)
+    return _cut_over(runner, stores, options, identity, outcome) if cut_over else outcome
 
 
-async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIdentity | None:
+async def _begin_mirror(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIdentity | None:
     """The archive's identity. None: the archive has moved already.
 
     The archive notes the copy, because `keys rewrap` has to know which copies need old keys.
@@ -145,89 +145,87 @@ async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIden
 
 @dataclass(frozen=True, slots=True)
 class _Partitions:
-    """`here`: the archive's, with the reason why the copy's store cannot hold their topic, or None.
-    `there`: the partitions of the copy.
-    """
+    """`in_archive`: each with the reason why the copy's store cannot hold its topic, or None."""
 
-    here: dict[TopicIdPartition, str | None]
-    there: list[TopicIdPartition]
-    unlisted: Unlisted  # in one of the places
+    in_archive: dict[TopicIdPartition, str | None]
+    in_copy: list[TopicIdPartition]
+    unlisted: Unlisted  # in one of the stores
 
     @property
     def fit(self) -> list[TopicIdPartition]:
-        return [tp for tp, fault in self.here.items() if fault is None]
+        return [tp for tp, fault in self.in_archive.items() if fault is None]
 
     @property
     def failures(self) -> list[ItemFailure]:
         unfit = [
             ItemFailure(str(tp), f"--to cannot hold this topic: {fault}", False)
-            for tp, fault in self.here.items()
+            for tp, fault in self.in_archive.items()
             if fault is not None
         ]
         return [*unfit, *not_listed(self.unlisted)]
 
 
 def _copy_once(
-    runner: Runner, places: Places, options: MirrorOptions, on_result: OnMirrored
+    runner: Runner, stores: MirrorStores, options: MirrorOptions, on_result: OnMirrored
 ) -> Mirrored:
-    async def partitions(source: MirrorSide, target: MirrorSide) -> _Partitions:
+    async def list_both(source: MirrorSide, target: MirrorSide) -> _Partitions:
         unlisted: Unlisted = {}
         source_topics = await source.objects.list_partitions(unlisted=unlisted)
         faults = {tp: target.objects.name_fault(tp.topic, tp.topic_id) for tp in source_topics}
         target_topics = await target.objects.list_partitions(unlisted=unlisted)
         return _Partitions(faults, target_topics, unlisted)
 
-    questions = places.ask(partitions)
+    partitions = stores.run(list_both)
     # The topics go first: then readers of the copy wait for a topic instead of not knowing it.
-    places.ask(moving.copy_archive_wide)
-    outcome = runner.each(questions.fit, mirror_work(places, options), on_result)
-    failed_segments = [one for partition in outcome.results for one in partition.failed]
-    failed_objects = places.ask(moving.copy_archive_wide)
-    failures_left = tuple(
+    stores.run(moving.copy_archive_wide)
+    outcome = runner.each(partitions.fit, mirror_work(stores, options), on_result)
+    failed_segments = [segment for partition in outcome.results for segment in partition.failed]
+    failed_objects = stores.run(moving.copy_archive_wide)
+    not_at_source = tuple(
         sorted(
             t
-            for t in set(questions.there) - set(questions.here)
-            if t.topic not in questions.unlisted
+            for t in set(partitions.in_copy) - set(partitions.in_archive)
+            if t.topic not in partitions.unlisted
         )
     )
-    failures = (*questions.failures, *outcome.failures, *not_done(failed_segments))
+    failures = (*partitions.failures, *outcome.failures, *not_done(failed_segments))
     failures += tuple(ItemFailure(key, str(why), why.retriable) for key, why in failed_objects)
-    return Mirrored(outcome.results, failures, failures_left)
+    return Mirrored(outcome.results, failures, not_at_source)
 
 
 def _cut_over(
     runner: Runner,
-    places: Places,
+    stores: MirrorStores,
     options: MirrorOptions,
     identity: ArchiveIdentity,
     outcome: Mirrored,
 ) -> Mirrored:
     """Moves the archive to the copy. After any error, the archive stays at the old place."""
-    refusal = _why_not(outcome, options)
+    refusal = _refusal(outcome, options)
     if refusal is not None:
         if identity.moved is not None:
-            places.ask(lambda source, target: moving.take_back(source, identity))
+            stores.run(lambda source, target: moving.undo_move(source, identity))
         outcome.refused = refusal
         return outcome
-    moved_identity = places.ask(partial(_marked_identity, identity, places.to))
+    identity_moved = stores.run(partial(_mark_moved, identity, stores.to))
     try:
         last = _copy_once(
-            runner, places, replace(options, compare=False), on_result=lambda mirrored: None
+            runner, stores, replace(options, compare=False), on_result=lambda mirrored: None
         )
-        refusal = _why_not(last, options)
+        refusal = _refusal(last, options)
         if refusal is None:
-            places.ask(lambda source, target: _handed_over(source, target, moved_identity))
+            stores.run(lambda source, target: _hand_over(source, target, identity_moved))
     except FetchProxyError:
-        places.ask(lambda source, target: moving.take_back(source, moved_identity))
+        stores.run(lambda source, target: moving.undo_move(source, identity_moved))
         raise
     if refusal is not None:
-        places.ask(lambda source, target: moving.take_back(source, moved_identity))
-    _add(outcome.partitions, last.partitions)
+        stores.run(lambda source, target: moving.undo_move(source, identity_moved))
+    _add_first_run(outcome.partitions, last.partitions)
     last.cut_over, last.refused = refusal is None, refusal
     return last
 
 
-def _why_not(outcome: Mirrored, options: MirrorOptions) -> str | None:
+def _refusal(outcome: Mirrored, options: MirrorOptions) -> str | None:
     if not outcome.is_complete:
         return "not everything was copied"
     if outcome.has_faults and not options.with_damaged:
@@ -238,7 +236,7 @@ def _why_not(outcome: Mirrored, options: MirrorOptions) -> str | None:
     return None
 
 
-async def _marked_identity(
+async def _mark_moved(
     identity: ArchiveIdentity, to: str, source: MirrorSide, target: MirrorSide
 ) -> ArchiveIdentity:
     if identity.moved is not None:
@@ -247,14 +245,14 @@ async def _marked_identity(
     return await moving.mark_moved(source, identity, to, wall_clock_ms())
 
 
-async def _handed_over(
-    source: MirrorSide, target: MirrorSide, moved_identity: ArchiveIdentity
+async def _hand_over(
+    source: MirrorSide, target: MirrorSide, identity_moved: ArchiveIdentity
 ) -> None:
     await moving.check_nobody_archives(source)
-    await moving.hand_over(source, target, moved_identity)
+    await moving.hand_over(source, target, identity_moved)
 
 
-def _add(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) -> None:
+def _add_first_run(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) -> None:
     """Add the counts and faults of the first run to those of the last run."""
     before = {partition.tp: partition for partition in first}
     for partition in last:
@@ -267,26 +265,28 @@ def _add(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) 
 
 
 def mirror_work(
-    places: Places, options: MirrorOptions
-) -> StoreWork[ToMirror, TopicIdPartition, MirroredPartition]:
+    stores: MirrorStores, options: MirrorOptions
+) -> StoreWork[MirrorResources, TopicIdPartition, MirroredPartition]:
     """Fails with RemoteStorageError, OSError (the spool's disk)."""
-    open_sides = partial(_to_mirror, places, options)
+    open_sides = partial(_open_mirror, stores, options)
     work = partial(_mirror_partition, options)
     return StoreWork("mirror", open_sides, work, size=lambda partition: partition.size_bytes)
 
 
 @asynccontextmanager
-async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[ToMirror]:
-    async with places.opened() as (source, target), Spool(places.config.archive.spool_dir) as spool:
+async def _open_mirror(
+    stores: MirrorStores, options: MirrorOptions
+) -> AsyncIterator[MirrorResources]:
+    async with stores.opened() as (source, target), Spool(stores.config.archive.spool_dir) as spool:
         yield source, target, spool, CopyPace(lambda: options.bytes_per_s)
 
 
 async def _mirror_partition(
-    options: MirrorOptions, sides: ToMirror, tp: TopicIdPartition, tell: Report
+    options: MirrorOptions, sides: MirrorResources, tp: TopicIdPartition, on_progress: Report
 ) -> MirroredPartition:
     source, target, spool, pace = sides
     await moving.check_is_mirror(target)
-    return await PartitionMirror(source, target, tp, spool, pace, options, tell).run()
+    return await PartitionMirror(source, target, tp, spool, pace, options, on_progress).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +306,8 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
     """Delete the old archive after it has moved to `to` and `archive.retention_grace_ms` have
     passed since. Raises ArchiveMismatch, RemoteStorageError, PipelineFailed.
     """
-    places = Places(for_executors(config), to)
-    since_ms = places.ask(partial(_moved_at_ms, to))
+    stores = MirrorStores(for_executors(config), to)
+    since_ms = stores.run(partial(_moved_at_ms, to))
     wait_ms = since_ms + config.archive.retention_grace_ms - wall_clock_ms()
     if wait_ms > 0:
         return Deleted(wait_ms=wait_ms)
@@ -317,15 +317,15 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
 
     work = StoreWork(
         "mirror",
-        places.opened,
+        stores.opened,
         moving.delete_moved_partition,
         size=lambda partition: partition.size_bytes,
     )
-    outcome = runner.each(places.ask(partitions), work)
-    unread = not_done(one for partition in outcome.results for one in partition.unread)
+    outcome = runner.each(stores.run(partitions), work)
+    unread = not_done(condition for partition in outcome.results for condition in partition.unread)
     deleted = Deleted(outcome.results, (*outcome.failures, *unread))
     if deleted.is_complete:
-        places.ask(lambda source, target: moving.delete_archive_wide(source))
+        stores.run(lambda source, target: moving.delete_archive_wide(source))
     return deleted
 
 

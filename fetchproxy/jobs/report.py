@@ -157,8 +157,8 @@ def page(figures: Figures, now_ms: int) -> str:
 
 def _total(figures: Figures) -> str:
     size = sum(figure.size_bytes for figure in figures)
-    segments = sum(len(one.archived) for one in figures)
-    records = sum(one.records for one in figures)
+    segments = sum(len(partition.archived) for partition in figures)
+    records = sum(partition.records for partition in figures)
     return f"{len(figures)} partitions, {segments:,} segments, {records:,} records, {decimal(size)}"
 
 
@@ -171,7 +171,7 @@ def _topics_table(figures: Figures) -> str:
 
 
 def _sums(figures: Figures) -> list[str]:
-    segments = [one for f in figures for one in f.archived]
+    segments = [segment for f in figures for segment in f.archived]
     oldest = [f.oldest_ms for f in figures if f.oldest_ms is not None]
     newest = [f.newest_ms for f in figures if f.newest_ms is not None]
     rates = [f.forecast.bytes_per_day for f in figures if f.forecast.bytes_per_day is not None]
@@ -188,7 +188,7 @@ def _sums(figures: Figures) -> list[str]:
 
 def _topic(figures: Figures) -> str:
     tp = figures[0].tp
-    segments = [one for f in figures for one in f.archived]
+    segments = [segment for f in figures for segment in f.archived]
     partitions = _table(
         ["partition", *_SUM_NAMES], [[str(f.tp.partition), *_sums([f])] for f in figures]
     )
@@ -198,7 +198,7 @@ def _topic(figures: Figures) -> str:
             _notes(figures),
             "<h3>Archived by day of the newest record</h3>",
             _days_chart(tp.topic, segments),
-            f"<h3>Size now and ahead</h3><p class=note>{_stands_on(figures)}</p>",
+            f"<h3>Size now and ahead</h3><p class=note>{_forecast_basis(figures)}</p>",
             _size_chart(
                 tp.topic, sum(segment.size_bytes for segment in segments), _sizes_ahead(figures)
             ),
@@ -209,7 +209,7 @@ def _topic(figures: Figures) -> str:
     )
 
 
-def _stands_on(figures: Figures) -> str:
+def _forecast_basis(figures: Figures) -> str:
     """A sentence about the forecast's history. There is no forecast from hours of history."""
     history_days = [f.forecast.history_days for f in figures if f.forecast.size_bytes is not None]
     if not history_days:
@@ -257,7 +257,7 @@ def _days_chart(topic: str, segments: Iterable[SegmentFigures]) -> str:
             day.size_bytes,
             f"{_date(day.day)}: {decimal(day.size_bytes)}",
         )
-        for day in fewer(figures_by_day(segments))
+        for day in merged_days(figures_by_day(segments))
     ]
     return bar_chart(f"{topic}: bytes by day", bars)
 
@@ -271,7 +271,7 @@ def _size_chart(topic: str, now: int, sizes_ahead: Sequence[int]) -> str:
     return bar_chart(f"{topic}: size ahead", bars)
 
 
-def fewer(days: Sequence[Day]) -> list[Day]:
+def merged_days(days: Sequence[Day]) -> list[Day]:
     """At most BARS_MAX entries, including empty ones. Each sums up as many days as necessary."""
     if not days:
         return []
@@ -368,7 +368,7 @@ def report_work(
 
 
 async def _measure(
-    config: Config, now_ms: int, archive: StoredArchive, tp: TopicIdPartition, tell: Report
+    config: Config, now_ms: int, archive: StoredArchive, tp: TopicIdPartition, on_progress: Report
 ) -> PartitionFigures:
     """Uses the retention of `archive.*`. Only brokers know a topic's own, and none is asked."""
     retention = effective_retention(config.archive, tp.topic, None)

@@ -82,7 +82,7 @@ def restore(
     partitions = tuple(
         sorted((p for group in outcome.results for p in group.partitions), key=lambda p: p.tp)
     )
-    unread = not_done(one for partition in partitions for one in partition.unread)
+    unread = not_done(condition for partition in partitions for condition in partition.unread)
     failures = (*not_listed(unlisted), *outcome.failures, *unread)
     if not dry_run:
         if topic is None and metadata_topic and not failures:
@@ -130,7 +130,7 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
 
 
 async def _restore_group(
-    dry_run: bool, archive: ToRestore, tps: _Tps, tell: Report
+    dry_run: bool, archive: ToRestore, tps: _Tps, on_progress: Report
 ) -> RestoredGroup:
     (storage, rlmm), follower = archive
     lost_conditions: list[Condition] = []
@@ -159,7 +159,9 @@ async def _not_encrypted(archive: StoredArchive, tps: Iterable[TopicIdPartition]
     if rsm.encrypts:
         for tp in tps:
             segments = archive.rlmm.list_remote_log_segments(tp)
-            await for_each((one for one in segments if one.is_finished), look, PARTITIONS_AT_ONCE)
+            await for_each(
+                (segment for segment in segments if segment.is_finished), look, PARTITIONS_AT_ONCE
+            )
     return plain_keys
 
 

@@ -44,7 +44,7 @@ AT_ONCE_HERE = 4
 # If so many items fail one after the other for a reason that may pass, the store is away: the
 # others are not begun, because each would wait for its tries.
 ITEMS_FAILED_IN_A_ROW_MAX = 20
-_LOOK_S = 0.2  # between two progress reports
+_REPORT_INTERVAL_S = 0.2  # between two progress reports
 _NAMED_MAX = 5
 # Spark's messages if a task's process died, rather than the task raising an error.
 _SIGNS_OF_LOSS = (
@@ -78,14 +78,14 @@ def not_listed(unlisted: Mapping[str, RemoteStorageError]) -> tuple[ItemFailure,
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`size_done`: in the job's unit, mostly bytes. `begun`: the finished share of items in
+    """`size_done`: in the job's unit, mostly bytes. `in_progress`: the finished share of items in
     progress, in items.
     """
 
     items_done: int
     items: int
     size_done: int
-    begun: float = 0.0
+    in_progress: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Done(Generic[R]):
 
 
 def not_done(conditions: Iterable[Condition]) -> tuple[ItemFailure, ...]:
-    """The failures of single objects of an item that is done as far as possible."""
+    """A failure for each object that could not be processed, although its item is done."""
     return tuple(
         ItemFailure(f"{condition.subject}: {condition.object_key}", condition.what, True)
         for condition in conditions
@@ -115,12 +115,12 @@ class Work(Generic[T, R]):
     """The work on an item, if it uses a core by itself. It must be picklable."""
 
     label: str
-    do: Callable[[T], R]
+    run: Callable[[T], R]
     name: Callable[[T], str] = str
     size: Callable[[R], int] = lambda result: 0
 
     def __call__(self, item: T) -> R:
-        return self.do(item)
+        return self.run(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class StoreWork(Generic[Opened, T, R]):
 
     label: str
     opened: Callable[[], AbstractAsyncContextManager[Opened]]
-    do: Callable[[Opened, T, Report], Coroutine[Any, Any, R]]
+    run: Callable[[Opened, T, Report], Coroutine[Any, Any, R]]
     name: Callable[[T], str] = str
     size: Callable[[R], int] = lambda result: 0
 
@@ -141,7 +141,7 @@ class StoreWork(Generic[Opened, T, R]):
 
         async def done() -> R:
             async with self.opened() as resource:
-                return await self.do(resource, item, lambda done, total: None)
+                return await self.run(resource, item, lambda done, total: None)
 
         return asyncio.run(done())
 
@@ -172,18 +172,18 @@ class Runner(ABC):
         Raises PipelineFailed if a worker process is lost (on Spark: more often than
         spark.task.maxFailures allows). Finished work stays, and the next run does the rest.
         """
-        doing = _Doing(items, work.name, work.size, on_result)
+        outcomes = _Outcomes(items, work.name, work.size, on_result)
         if items:
-            with _report_progress(doing.progress, self._on_progress):
-                self._do(work, doing)
-                if numbers := doing.worth_another_try():
-                    again = _Doing([items[n] for n in numbers], work.name, work.size, on_result)
-                    self._do(work, again)
-                    doing.replace(numbers, again)
-        return doing.done()
+            with _report_progress(outcomes.progress, self._on_progress):
+                self._run(work, outcomes)
+                if numbers := outcomes.retriable_numbers():
+                    again = _Outcomes([items[n] for n in numbers], work.name, work.size, on_result)
+                    self._run(work, again)
+                    outcomes.replace(numbers, again)
+        return outcomes.done()
 
     @abstractmethod
-    def _do(self, work: AnyWork[T, R], doing: _Doing[T, R]) -> None:
+    def _run(self, work: AnyWork[T, R], outcomes: _Outcomes[T, R]) -> None:
         """Add the outcome of every item. Raises PipelineFailed."""
 
     @abstractmethod
@@ -194,21 +194,23 @@ class Runner(ABC):
 class Here(Runner):
     """Runs StoreWork in this process, and Work in worker processes, one for each core."""
 
-    def _do(self, work: AnyWork[T, R], doing: _Doing[T, R]) -> None:
+    def _run(self, work: AnyWork[T, R], outcomes: _Outcomes[T, R]) -> None:
         if isinstance(work, StoreWork):
-            in_loop(_run_in_loop(work, doing))
+            in_loop(_run_in_loop(work, outcomes))
             return
-        with _workers(min(len(doing.items), os.cpu_count() or 1), self._log) as workers:
+        with _workers(min(len(outcomes.items), os.cpu_count() or 1), self._log) as workers:
             numbers = {
-                workers.submit(attempt, work.do, item, work.name(item)): number
-                for number, item in enumerate(doing.items)
+                workers.submit(attempt, work.run, item, work.name(item)): number
+                for number, item in enumerate(outcomes.items)
             }
             for future in as_completed(numbers):
                 try:
-                    doing.add(numbers[future], future.result())
+                    outcomes.add(numbers[future], future.result())
                 except BrokenProcessPool as error:
                     error_text = "a worker process was lost with its task"
-                    raise PipelineFailed(f"{error_text}; not finished: {doing.left()}") from error
+                    raise PipelineFailed(
+                        f"{error_text}; not finished: {outcomes.left()}"
+                    ) from error
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return list(rows)
@@ -226,9 +228,9 @@ class OnSpark(Runner):
         super().__init__(on_progress, log)
         self._spark = spark
 
-    def _do(self, work: AnyWork[T, R], doing: _Doing[T, R]) -> None:
-        context, label, items = self._spark.sparkContext, work.label, doing.items
-        sizes = context.accumulator(doing.sizes, _Sizes())
+    def _run(self, work: AnyWork[T, R], outcomes: _Outcomes[T, R]) -> None:
+        context, label, items = self._spark.sparkContext, work.label, outcomes.items
+        sizes = context.accumulator(outcomes.sizes, _Sizes())
         context.setJobGroup(f"fetchproxy-{label}", f"fetchproxy {label}", interruptOnCancel=True)
         tasks = context.parallelize(list(enumerate(items)), min(len(items), TASKS_MAX))
         try:
@@ -240,16 +242,16 @@ class OnSpark(Runner):
             error_text = _loss(error)
             if error_text is None:
                 raise
-            raise PipelineFailed(f"{error_text}; not finished: {doing.left()}") from error
+            raise PipelineFailed(f"{error_text}; not finished: {outcomes.left()}") from error
         for number, outcome in rows:
-            doing.add(number, outcome)
+            outcomes.add(number, outcome)
 
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
         return self._spark.createDataFrame(rows, schema)
 
 
-async def _run_in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
-    pending = iter(enumerate(doing.items))
+async def _run_in_loop(work: StoreWork[Opened, T, R], outcomes: _Outcomes[T, R]) -> None:
+    pending = iter(enumerate(outcomes.items))
 
     in_a_row: list[ItemFailure] = []  # the last failures that may pass
 
@@ -258,12 +260,12 @@ async def _run_in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> No
             name = work.name(item)
             if len(in_a_row) >= ITEMS_FAILED_IN_A_ROW_MAX:
                 cause = f"not tried, because others failed before: {in_a_row[0].error}"
-                doing.add(number, replace(in_a_row[0], name=name, error=cause))
+                outcomes.add(number, replace(in_a_row[0], name=name, error=cause))
                 continue
             outcome = await attempt_async(
-                work.do(resource, item, partial(doing.tell, number)), name
+                work.run(resource, item, partial(outcomes.on_progress, number)), name
             )
-            doing.add(number, outcome)
+            outcomes.add(number, outcome)
             if isinstance(outcome, ItemFailure) and outcome.retriable:
                 in_a_row.append(outcome)
             else:
@@ -274,15 +276,15 @@ async def _run_in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> No
             opened = await stack.enter_async_context(work.opened())
         for failure in failures:  # as on executors: a failure for each item
             for number, item in pending:
-                doing.add(number, replace(failure, name=work.name(item)))
+                outcomes.add(number, replace(failure, name=work.name(item)))
             return
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(AT_ONCE_HERE, len(doing.items))):
+            for _ in range(min(AT_ONCE_HERE, len(outcomes.items))):
                 workers.create_task(worker(opened))
 
 
 @dataclass(eq=False, slots=True)
-class _Doing(Generic[T, R]):
+class _Outcomes(Generic[T, R]):
     """The outcome of every item, by its number."""
 
     items: Sequence[T]
@@ -292,18 +294,18 @@ class _Doing(Generic[T, R]):
     sizes: dict[int, int] = field(default_factory=dict)
     _outcomes: dict[int, R | ItemFailure] = field(default_factory=dict)
     _reports: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _handed_on: int = 0
+    _reported_count: int = 0
 
-    def tell(self, number: int, done: int, total: int) -> None:
+    def on_progress(self, number: int, done: int, total: int) -> None:
         self._reports[number] = (done, total)
 
     def add(self, number: int, outcome: R | ItemFailure) -> None:
         self._outcomes[number] = outcome
         self._reports.pop(number, None)
         self.sizes[number] = 0 if isinstance(outcome, ItemFailure) else self.size(outcome)
-        while self._handed_on in self._outcomes:
-            outcome = self._outcomes[self._handed_on]
-            self._handed_on += 1
+        while self._reported_count in self._outcomes:
+            outcome = self._outcomes[self._reported_count]
+            self._reported_count += 1
             if not isinstance(outcome, ItemFailure):
                 self.on_result(outcome)
 
@@ -320,24 +322,26 @@ class _Doing(Generic[T, R]):
         """The names of unfinished items."""
         return named([self.name(item) for i, item in enumerate(self.items) if i not in self.sizes])
 
-    def worth_another_try(self) -> list[int]:
+    def retriable_numbers(self) -> list[int]:
         return [
             number
             for number, outcome in sorted(self._outcomes.items())
             if isinstance(outcome, ItemFailure) and outcome.retriable
         ]
 
-    def replace(self, numbers: Sequence[int], again: _Doing[T, R]) -> None:
+    def replace(self, numbers: Sequence[int], again: _Outcomes[T, R]) -> None:
         """Take the outcomes of the second try; `numbers`: the numbers that its items have here."""
-        for place, number in enumerate(numbers):
-            self._outcomes[number] = again._outcomes[place]
-            self.sizes[number] = again.sizes[place]
+        for index, number in enumerate(numbers):
+            self._outcomes[number] = again._outcomes[index]
+            self.sizes[number] = again.sizes[index]
 
     def done(self) -> Done[R]:
-        every = [self._outcomes[number] for number in sorted(self._outcomes)]
+        outcomes_in_order = [self._outcomes[number] for number in sorted(self._outcomes)]
         return Done(
-            results=tuple(row for row in every if not isinstance(row, ItemFailure)),
-            failures=tuple(one for one in every if isinstance(one, ItemFailure)),
+            results=tuple(row for row in outcomes_in_order if not isinstance(row, ItemFailure)),
+            failures=tuple(
+                outcome for outcome in outcomes_in_order if isinstance(outcome, ItemFailure)
+            ),
         )
 
 
@@ -446,13 +450,15 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _report_progress(look: Callable[[], Progress], on_progress: OnProgress) -> Iterator[None]:
+def _report_progress(
+    read_progress: Callable[[], Progress], on_progress: OnProgress
+) -> Iterator[None]:
     """Calls `on_progress` from its own thread while the body runs, and once at the end."""
     has_ended = threading.Event()
 
     def watch() -> None:
-        while not has_ended.wait(_LOOK_S):
-            on_progress(look())
+        while not has_ended.wait(_REPORT_INTERVAL_S):
+            on_progress(read_progress())
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     thread.start()
@@ -461,4 +467,4 @@ def _report_progress(look: Callable[[], Progress], on_progress: OnProgress) -> I
     finally:
         has_ended.set()
         thread.join()
-        on_progress(look())
+        on_progress(read_progress())

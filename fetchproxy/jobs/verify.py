@@ -85,7 +85,7 @@ def verify(
     tps, unlisted = in_loop(_partitions(config, topic))
     outcome = runner.each(tps, verify_work(config), on_result)
     report, other_manager = in_loop(
-        _with_published_conditions(config, topic, together(outcome.results))
+        _with_published_conditions(config, topic, merged_report(outcome.results))
     )
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *outcome.failures, *not_done(report.unread))
@@ -124,11 +124,13 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
         yield archive, await stack.enter_async_context(metadata_topic)
 
 
-async def _verify_partition(archive: ToVerify, tp: TopicIdPartition, tell: Report) -> VerifyReport:
+async def _verify_partition(
+    archive: ToVerify, tp: TopicIdPartition, on_progress: Report
+) -> VerifyReport:
     """Checks the store against its records, and against the metadata topic if there is one."""
     (storage, rlmm), metadata_topic = archive
     return await verify_partition(
-        storage, rlmm, tp, metadata_topic=metadata_topic, on_progress=tell
+        storage, rlmm, tp, metadata_topic=metadata_topic, on_progress=on_progress
     )
 
 
@@ -163,7 +165,7 @@ async def _with_published_conditions(
     return report, str(identity.manager) if identity and other_manager else None
 
 
-def together(reports: Iterable[VerifyReport]) -> VerifyReport:
+def merged_report(reports: Iterable[VerifyReport]) -> VerifyReport:
     """One report from reports of different partitions."""
     whole = VerifyReport()
     for report in reports:
@@ -199,7 +201,7 @@ def repair(
 
 
 async def _repair_partition(
-    dry_run: bool, archive: StoredArchive, faults: tuple[Condition, ...], tell: Report
+    dry_run: bool, archive: StoredArchive, faults: tuple[Condition, ...], on_progress: Report
 ) -> RepairReport:
     storage, rlmm = archive
     with each_object_alone():
@@ -237,7 +239,7 @@ def reindex(
     remaining_faults = fault_rows(
         fault for partition in outcome.results for fault in partition.left
     )
-    unread = not_done(one for partition in outcome.results for one in partition.unread)
+    unread = not_done(condition for partition in outcome.results for condition in partition.unread)
     frame = runner.frame(remaining_faults, FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *outcome.failures, *unread)
     return replace(outcome, failures=failures, frame=frame)
@@ -254,14 +256,16 @@ def reindex_work(
 
 
 async def _reindex_partition(
-    config: Config, dry_run: bool, archive: StoredArchive, tp: TopicIdPartition, tell: Report
+    config: Config, dry_run: bool, archive: StoredArchive, tp: TopicIdPartition, on_progress: Report
 ) -> ReindexedPartition:
     storage, rlmm = archive
-    report = await verify_partition(storage, rlmm, tp, on_progress=tell)
+    report = await verify_partition(storage, rlmm, tp, on_progress=on_progress)
     if report.clean:
         unread = tuple(report.unread)
         return ReindexedPartition(tp, report.size_bytes, RepairReport(), (), unread)
-    repaired_partition = await _repair_partition(dry_run, archive, tuple(report.faults), tell)
+    repaired_partition = await _repair_partition(
+        dry_run, archive, tuple(report.faults), on_progress
+    )
     after = report
     if repaired_partition.repairs and not dry_run:
         # The same checks, with a new manager that has read nothing yet, show if the repair worked.

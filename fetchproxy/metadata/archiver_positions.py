@@ -11,9 +11,9 @@ at and above it are.
 
 An archiver rewrites its object when its content changes, and every `HEARTBEAT_INTERVAL_S` with
 another `beat`. No clock of another machine counts: an object that the reader sees unchanged for
-`SILENT_MAX_S` is ignored. Time in which the reader did not look does not count: the archiver may
+`SILENT_MAX_S` is ignored. Time in which the reader did not read does not count: the archiver may
 not have reached the store then either, and still has its records. A silent archiver is reported
-sooner: three looks without a change are not an accident.
+sooner: three reads without a change are not an accident.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ log = structlog.get_logger(__name__)
 _VERSION = 1
 HEARTBEAT_INTERVAL_S = 2.0
 SILENT_MAX_S = 30.0
-# A look is a small listing. With these three values a killed archiver is named within 15 s.
-POSITIONS_LOOK_INTERVAL_S = 3.0
-MISSED_AFTER_S = 3 * POSITIONS_LOOK_INTERVAL_S
-# If two looks are further apart, a look between them failed. The archiver may have failed then.
+# A read is a small listing. With these three values a killed archiver is named within 15 s.
+POSITIONS_READ_INTERVAL_S = 3.0
+MISSED_AFTER_S = 3 * POSITIONS_READ_INTERVAL_S
+# If two reads are further apart, a read between them failed. The archiver may have failed then.
 LOOK_DELAY_MAX_S = 2.0
 
-# If two looks are further apart, the reader cannot tell whether an archiver was silent.
-LOOKS_APART_MAX_S = SILENT_MAX_S / 2
+# If two reads are further apart, the reader cannot tell whether an archiver was silent.
+READS_APART_MAX_S = SILENT_MAX_S / 2
 
-# How long a caller of `look` waits for a slow store.
-LOOK_WAIT_MAX_S = 0.5
+# How long a caller of `refresh_unless_failing` waits for a slow store.
+READ_WAIT_MAX_S = 0.5
 # An archiver's sentences for people come from the store, and are shown on a page.
 TROUBLES_MAX = 8
 SENTENCE_CHARS_MAX = 1_000
@@ -97,9 +97,9 @@ class RecoveryPoint:
 def of_all_archivers(points: Iterable[RecoveryPoint]) -> RecoveryPoint | None:
     """What would be lost with the brokers and all these archivers. None: there is no journal."""
     every = list(points)
-    ages_ms = [one.age_ms for one in every if one.age_ms is not None]
+    ages_ms = [point.age_ms for point in every if point.age_ms is not None]
     age_ms = max(ages_ms, default=None) if len(ages_ms) == len(every) else None
-    return RecoveryPoint(age_ms, sum(one.records for one in every)) if every else None
+    return RecoveryPoint(age_ms, sum(point.records for point in every)) if every else None
 
 
 async def encode_positions(
@@ -176,7 +176,7 @@ def _entries(fields: JsonFields) -> Iterator[tuple[tuple[UUID, int], int]]:
 class _ReadPositions:
     """One archiver's object as last read: its `version`, and since when that is unchanged.
 
-    `watched_from`: since when every look came in time and found the object unchanged.
+    `watched_from`: since when every read came in time and found the object unchanged.
     """
 
     version: str
@@ -231,31 +231,31 @@ class ArchiverPositions:
         """
         await self._reads.get(None, not_older_than)
 
-    async def look(self, age_max_s: float) -> None:
+    async def refresh_unless_failing(self, age_max_s: float) -> None:
         """As `refresh`, for callers that no outage may delay: then the last objects count."""
         if self._failing:
             return  # `run` tries again
         with suppress(RemoteStorageError, TimeoutError):
-            async with asyncio.timeout(LOOK_WAIT_MAX_S):
+            async with asyncio.timeout(READ_WAIT_MAX_S):
                 return await self.refresh(self._clock() - age_max_s)
         self._failing = True
 
-    async def first_look(self) -> None:
-        """Wait for the first look, if there was none yet: `run` keeps the last one fresh."""
+    async def first_read(self) -> None:
+        """Wait for the first read, if there was none yet: `run` keeps the last one fresh."""
         if self._read_at == float("-inf"):
-            await self.look(POSITIONS_LOOK_INTERVAL_S)
+            await self.refresh_unless_failing(POSITIONS_READ_INTERVAL_S)
 
     @property
     def read_at(self) -> float:
-        """Loop time (s) at which the last look began that the store answered."""
+        """Loop time (s) at which the last read began that the store answered."""
         return self._read_at
 
     async def run(self) -> None:
-        """Looks for ever, so that callers seldom wait and a silent archiver is noticed."""
+        """Reads for ever, so that callers seldom wait and a silent archiver is noticed."""
         while True:
             with suppress(RemoteStorageError):  # counted by the store
                 await self.refresh(self._clock())
-            await asyncio.sleep(POSITIONS_LOOK_INTERVAL_S)
+            await asyncio.sleep(POSITIONS_READ_INTERVAL_S)
 
     def _in_words(self, silent: _ReadPositions, partitions: int) -> str:
         """`partitions`: how many of its partitions no other archiver has."""
@@ -269,7 +269,7 @@ class ArchiverPositions:
         )
 
     def archiver_position(self, tp: TopicIdPartition) -> int | None:
-        """As of the last look; None: no archiver accumulates the partition. Never blocks."""
+        """As of the last read; None: no archiver accumulates the partition. Never blocks."""
         here = None if self._here is None else self._here(tp)
         if here is not None:
             return here
@@ -286,17 +286,17 @@ class ArchiverPositions:
         """Of the archivers in other processes with a journal that are alive, or have partitions
         that nobody has taken over. Never blocks.
 
-        An age goes on from the first look that saw it: the archiver wrote it up to
-        `POSITIONS_LOOK_INTERVAL_S` before.
+        An age goes on from the first read that saw it: the archiver wrote it up to
+        `POSITIONS_READ_INTERVAL_S` before.
         """
         now, own_key = self._clock(), self._own_key()
-        for key, one in self._stored.items():
-            point = one.recovery_point
+        for key, read_positions in self._stored.items():
+            point = read_positions.recovery_point
             if point is None or key == own_key:
                 continue
-            if one.seen_at <= now - SILENT_MAX_S and key not in self._left_alone:
+            if read_positions.seen_at <= now - SILENT_MAX_S and key not in self._left_alone:
                 continue
-            since_ms = round(1000 * (now - one.seen_at))
+            since_ms = round(1000 * (now - read_positions.seen_at))
             yield replace(point, age_ms=None if point.age_ms is None else point.age_ms + since_ms)
 
     def accumulates(self, topic_id: UUID) -> bool:
@@ -353,20 +353,23 @@ class ArchiverPositions:
         """
         silent_positions, alive_positions = {}, {}
         accumulated_keys: set[tuple[UUID, int]] = set()
-        for key, one in self._stored.items():
-            if read_at - one.watched_from >= MISSED_AFTER_S:
-                silent_positions[key] = one
+        for key, read_positions in self._stored.items():
+            if read_at - read_positions.watched_from >= MISSED_AFTER_S:
+                silent_positions[key] = read_positions
             else:
-                alive_positions[key] = one
-                accumulated_keys.update(one.positions)
+                alive_positions[key] = read_positions
+                accumulated_keys.update(read_positions.positions)
         silent = [
             Condition(
-                Kind.ARCHIVER_SILENT, self._in_words(one, partitions_left), key, since=one.seen_at
+                Kind.ARCHIVER_SILENT,
+                self._in_words(read_positions, partitions_left),
+                key,
+                since=read_positions.seen_at,
             )
-            for key, one in silent_positions.items()
-            if (partitions_left := len(one.positions.keys() - accumulated_keys))
+            for key, read_positions in silent_positions.items()
+            if (partitions_left := len(read_positions.positions.keys() - accumulated_keys))
         ]
-        self._left_alone = frozenset(one.subject for one in silent)
+        self._left_alone = frozenset(condition.subject for condition in silent)
         ARCHIVERS_HEARD.set(len(alive_positions))
         ARCHIVERS_SILENT.set(len(silent))
         self._health.keep(Kind.ARCHIVER_SILENT, silent)
@@ -381,9 +384,9 @@ class ArchiverPositions:
 
 
 def _unchanged(previous: _ReadPositions, began_at: float, apart_s: float) -> _ReadPositions:
-    """`apart_s`: since the last look. In a longer pause the archiver may have had no store."""
-    if apart_s > LOOKS_APART_MAX_S:
+    """`apart_s`: since the last read. In a longer pause the archiver may have had no store."""
+    if apart_s > READS_APART_MAX_S:
         return replace(previous, seen_at=began_at, watched_from=began_at)
-    if apart_s > POSITIONS_LOOK_INTERVAL_S + LOOK_DELAY_MAX_S:
+    if apart_s > POSITIONS_READ_INTERVAL_S + LOOK_DELAY_MAX_S:
         return replace(previous, watched_from=began_at)
     return previous

@@ -159,7 +159,7 @@ class PartitionTable:
     def view(self, read_at: float, unreadable: Iterable[int] = ()) -> PartitionView:
         """Later events do not change the view. See `PartitionView` for the arguments."""
         if self._rows_of_view is None:
-            self._rows_of_view = self._work_out()
+            self._rows_of_view = self._visible_segments()
         unknown = tuple(sorted(unreadable))
         copying = any(segment.state is _STARTED for segment in self._unfinished.values())
         return PartitionView(
@@ -173,7 +173,7 @@ class PartitionTable:
             history=self.history,
         )
 
-    def _work_out(self) -> SegmentRows:
+    def _visible_segments(self) -> SegmentRows:
         """The finished segments of the history, by offset, without those below the log start.
 
         Overlaps come from two archivers that met in a hand-over: both copied the same log, so
@@ -200,7 +200,7 @@ class PartitionTable:
 
     # --- changes ---
     def take(self, event: MetadataEvent) -> None:
-        """Take the event unchecked."""
+        """Apply the event without a check."""
         self.changes += 1
         if isinstance(event, LogStartOffset):
             raised_before = self._raised.get(event.after_epoch, 0)
@@ -280,10 +280,10 @@ class PartitionTable:
         neighbours = [
             other for other in self._overlapping.values() if _overlap(overlaps_gone, other)
         ]
-        for other in neighbours:
-            del self._overlapping[other.segment_id.id]
-        for other in neighbours:
-            self._insert(other)
+        for neighbour in neighbours:
+            del self._overlapping[neighbour.segment_id.id]
+        for neighbour in neighbours:
+            self._insert(neighbour)
 
 
 def build_view(

@@ -51,7 +51,7 @@ READ_ALONE_SHARE_MIN = 1 / 16
 PUT_INTERVAL_S = 300.0
 # Topics kept while topics are read partition by partition. They come one after the other, and the
 # collected object of a large topic takes 80 MB.
-TOPICS_KEPT_MAX = 4
+TOPICS_CACHED_MAX = 4
 _LEVEL = 1
 _STRING_SIZE = Struct(">H")
 _DECODED_AT_ONCE = 500  # some 1 ms
@@ -155,12 +155,12 @@ async def read_collected(objects: ArchiveObjects, topic_id: UUID) -> Collected:
         return NOTHING_COLLECTED
 
 
-class CollectedOnce:
+class SharedCollectedReads:
     """For reading the archive partition by partition: a topic's partitions share a read."""
 
     def __init__(self, objects: ArchiveObjects) -> None:
         self._objects = objects
-        self._topics = LRUCache[UUID, Collected](TOPICS_KEPT_MAX)
+        self._topics = LRUCache[UUID, Collected](TOPICS_CACHED_MAX)
         self._reading: SingleFlight[Collected] = SingleFlight()
 
     async def read(self, topic_id: UUID) -> Collected:
@@ -171,7 +171,7 @@ class CollectedOnce:
         return collected
 
 
-class Collecting:
+class CollectedWriter:
     """An async context manager that owns its writes; closing it cancels them."""
 
     def __init__(self, objects: ArchiveObjects) -> None:
@@ -195,16 +195,16 @@ class Collecting:
             # Not the body's error: the group would wrap it. The tasks themselves never raise.
             await tasks.__aexit__(None, None, None)
 
-    def read_alone(
+    def note_single_reads(
         self,
         topic_id: UUID,
         single_reads: int,
         known_count: int,
-        every: Callable[[], Iterable[Read]],
+        reads: Callable[[], Iterable[Read]],
     ) -> None:
         """`single_reads` of the topic's `known_count` objects were read one by one.
 
-        If that was too many, `every` object is collected in the background.
+        If that was too many, what `reads` returns is collected in the background.
         """
         single_reads += self._single_reads.get(topic_id, 0)
         self._single_reads[topic_id] = single_reads
@@ -215,7 +215,7 @@ class Collecting:
         if self._tasks is None or self._denied or now < due_at:
             return
         self._put_at[topic_id] = now
-        put = self._tasks.create_task(self._put(topic_id, every()), name=f"collect {topic_id}")
+        put = self._tasks.create_task(self._put(topic_id, reads()), name=f"collect {topic_id}")
         self._puts.add(put)
         put.add_done_callback(self._puts.discard)
 
@@ -223,9 +223,9 @@ class Collecting:
         await forget(self._single_reads, is_gone)
         await forget(self._put_at, is_gone)
 
-    async def _put(self, topic_id: UUID, every: Iterable[Read]) -> None:
+    async def _put(self, topic_id: UUID, reads: Iterable[Read]) -> None:
         single_reads = self._single_reads[topic_id]
-        first = [read for _, read in zip(range(COLLECTED_MAX), every, strict=False)]
+        first = [read for _, read in zip(range(COLLECTED_MAX), reads, strict=False)]
         try:
             content = await encode_collected(first)
             await self._objects.put_collected_metadata(topic_id, content)

@@ -54,8 +54,8 @@ _FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 _STATE = TAIL_FIELDS.index("state")
 # A segment repeats the epoch that it begins in, with its own start offset. This marker replaces
 # that offset, so all segments of one leader have equal epochs, which are kept once.
-_OWN_START = -1
-OWN_START = _OWN_START.to_bytes(8, "big", signed=True)
+_SEGMENT_START = -1
+SEGMENT_START = _SEGMENT_START.to_bytes(8, "big", signed=True)
 _CACHED_VALUES_MAX = 16  # values kept, because a reader asks for the same few again and again
 
 
@@ -71,7 +71,7 @@ class EpochPool:
     def number(self, packed: bytes, start: bytes) -> int:
         """The index of `packed` in the pool. `start`: the segment's start offset, an int64."""
         if packed[4:12] == start:
-            packed = packed[:4] + OWN_START + packed[12:]
+            packed = packed[:4] + SEGMENT_START + packed[12:]
         number = self._numbers.get(packed)
         if number is None:
             number = self._numbers[packed] = len(self.packed)
@@ -133,8 +133,8 @@ class Columns:
         values = {name: column[first:last] for name, column in self.values.items()}
         copied = self.copied
         if copied:
-            kept_ids = {raw for (raw,) in _ID.iter_unpack(ids)}
-            copied = {raw: end for raw, end in copied.items() if raw in kept_ids}
+            part_ids = {raw for (raw,) in _ID.iter_unpack(ids)}
+            copied = {raw: end for raw, end in copied.items() if raw in part_ids}
         return Columns(ids, values, self.epochs[first:last], self.pool, dict(copied))
 
     def __add__(self, other: Columns) -> Columns:
@@ -158,11 +158,11 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
 
     __slots__ = (
         "_columns",
+        "_decoded",
         "_end",
         "_ends",
         "_epoch",
         "_first",
-        "_made",
         "_size",
         "_starts",
         "_tp",
@@ -182,7 +182,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         self._end = len(self._columns) if end is None else end
         self._starts = self._columns.values["start_offset"]
         self._ends = self._columns.values["end_offset"]
-        self._made: dict[int, RemoteLogSegmentMetadata] = {}
+        self._decoded: dict[int, RemoteLogSegmentMetadata] = {}
         self._size: int | None = None
         self._epoch = (-1, -1)  # the last argument and result of `epoch_at`
 
@@ -202,11 +202,11 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     ) -> RemoteLogSegmentMetadata | tuple[RemoteLogSegmentMetadata, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        segment = self._made.get(index)
+        segment = self._decoded.get(index)
         if segment is None:
-            if len(self._made) >= _CACHED_VALUES_MAX:
-                self._made.clear()
-            segment = self._made[index] = self._make(self._row(index))
+            if len(self._decoded) >= _CACHED_VALUES_MAX:
+                self._decoded.clear()
+            segment = self._decoded[index] = self._make(self._row(index))
         return segment
 
     def _row(self, index: int) -> int:
@@ -439,9 +439,9 @@ def _columns(
 def _unpack_epochs(packed: bytes, start: int) -> tuple[EpochStart, ...]:
     if len(packed) == SEGMENT_EPOCH.size:  # one epoch, as nearly always
         epoch, offset = SEGMENT_EPOCH.unpack(packed)
-        return (EpochStart(epoch, start if offset == _OWN_START else offset),)
+        return (EpochStart(epoch, start if offset == _SEGMENT_START else offset),)
     unpacked = SEGMENT_EPOCH.iter_unpack(packed)
-    return tuple([EpochStart(e, start if at == _OWN_START else at) for e, at in unpacked])
+    return tuple([EpochStart(e, start if at == _SEGMENT_START else at) for e, at in unpacked])
 
 
 def _uuid(raw: bytes) -> UUID:

@@ -92,14 +92,14 @@ class CachedEntries:
 class CacheFile:
     """The file of one partition. Open only during a call: there may be many thousands of files."""
 
-    __slots__ = ("_checksum", "_compacted", "_lost", "_size", "_tp", "path")
+    __slots__ = ("_checksum", "_compacted", "_salvaged", "_size", "_tp", "path")
 
     def __init__(self, path: Path, tp: TopicIdPartition) -> None:
         self.path = path
         self._tp = tp
         self._size: int | None = None  # of the valid part; None: not loaded
         self._checksum = 0  # of that part
-        self._lost: bytes | None = None  # the valid entries of a damaged file
+        self._salvaged: bytes | None = None  # the valid entries of a damaged file
         self._compacted = 0  # bytes after the last rewrite
 
     def load(self) -> CachedEntries:
@@ -134,12 +134,12 @@ class CacheFile:
         A damaged file is replaced. Raises OSError: then none of the events count, and the call may
         be repeated. Raises ValueError if the file was not loaded.
         """
-        size, lost = self._loaded_size(), self._lost
+        size, salvaged = self._loaded_size(), self._salvaged
         entries = b"".join([encode_cache_entry(event) for event in events])
-        if size == 0 or lost is not None:
-            entries = compact((lost or b"") + entries, self._tp, str(self.path))
+        if size == 0 or salvaged is not None:
+            entries = compact((salvaged or b"") + entries, self._tp, str(self.path))
             # A first file is made durable by `sync`, before anything relies on it.
-            self._write_anew(entries, metadata_topic_offset, durable=lost is not None)
+            self._write_anew(entries, metadata_topic_offset, durable=salvaged is not None)
         else:
             checksum = crc32c(entries, self._checksum)
             checkpoint = _checkpoint(metadata_topic_offset, checksum)
@@ -154,7 +154,7 @@ class CacheFile:
     def wants_compaction(self) -> bool:
         """The appended part is larger than the part that was there after the last rewrite."""
         appended = self._loaded_size() - self._compacted
-        return self._lost is None and appended > max(APPENDED_BYTES_MIN, self._compacted)
+        return self._salvaged is None and appended > max(APPENDED_BYTES_MIN, self._compacted)
 
     def compact(self) -> None:
         """Rewrite the file with only the last state of each segment; a crash leaves old or new.
@@ -163,7 +163,7 @@ class CacheFile:
         ValueError as `append`.
         """
         size = self._loaded_size()
-        if size == 0 or self._lost is not None:
+        if size == 0 or self._salvaged is not None:
             return  # nothing to compact; `append` replaces a damaged file
         good = self.path.read_bytes()[:size]
         end, offset = _last_checkpoint(good)
@@ -181,8 +181,8 @@ class CacheFile:
             raise ValueError(f"{self.path}: to be loaded first")
         return self._size
 
-    def _remember(self, good: bytes, entries_bytes: int, lost: bytes | None) -> None:
-        self._size, self._checksum, self._lost = len(good), crc32c(good), lost
+    def _remember(self, good: bytes, entries_bytes: int, salvaged: bytes | None) -> None:
+        self._size, self._checksum, self._salvaged = len(good), crc32c(good), salvaged
         self._compacted = HEADER.size + entries_bytes + _CHECKPOINT_BYTES if good else 0
 
     def _is_own(self, good: bytes) -> bool:
@@ -217,7 +217,7 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
     """(end of the last valid checkpoint, its offset); 0 if there is none."""
     position = len(raw) - _CHECKPOINT_BYTES
     offset = (
-        _holds(raw, position, crc32c(memoryview(raw)[:position]))
+        _has_checkpoint(raw, position, crc32c(memoryview(raw)[:position]))
         if position >= HEADER.size
         else None
     )
@@ -230,7 +230,7 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
                 continue
             position = HEADER.size + begin
             checksum = crc32c(memoryview(raw)[checkpoints_seen:position], checksum)
-            offset = _holds(raw, position, checksum)
+            offset = _has_checkpoint(raw, position, checksum)
             if offset is None:
                 break  # an earlier byte is wrong: no later checkpoint can be valid
             checkpoints_seen, end, last_offset = position, position + _CHECKPOINT_BYTES, offset
@@ -242,7 +242,7 @@ def _checkpoint(metadata_topic_offset: int, checksum: int) -> bytes:
     return content + UINT32.pack(crc32c(content, checksum))
 
 
-def _holds(raw: bytes, at: int, checksum: int) -> int | None:
+def _has_checkpoint(raw: bytes, at: int, checksum: int) -> int | None:
     """The offset of the checkpoint at `at`, if it is valid for a file with that checksum."""
     offset: int
     offset_at = at + len(_CHECKPOINT_LEAD)
@@ -415,7 +415,7 @@ class _Pending:
         )
 
 
-class KeptEvents:
+class CachedEvents:
     """Keeps the metadata topic's events in flat files. `async with` owns the writing. `directory`
     None: keeps no events, no method does anything.
     """
@@ -429,7 +429,7 @@ class KeptEvents:
         self._pending: dict[TopicIdPartition, _Pending] = {}
         self._positions: dict[int, int] = {}
         self._committed: dict[int, int] = {}
-        self._news = asyncio.Event()
+        self._has_pending = asyncio.Event()
         self._failed = False
         self._tasks: asyncio.TaskGroup | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -484,15 +484,15 @@ class KeptEvents:
             pending.events.extend(events)
             pending.next_offset = next_offset
 
-    def passed(self, log_partition: int, position: int) -> None:
+    def note_position(self, log_partition: int, position: int) -> None:
         if self._cache is not None and self._positions.get(log_partition) != position:
             self._positions[log_partition] = position
-            self._news.set()
+            self._has_pending.set()
 
     async def _run(self) -> None:
         """For ever: flush a little after new events have come."""
         while True:
-            await self._news.wait()
+            await self._has_pending.wait()
             await asyncio.sleep(FLUSH_PAUSE_S)
             await self._flush()
 
@@ -502,7 +502,7 @@ class KeptEvents:
             return
         async with self._disk:
             # Taken together: later events belong to the next flush.
-            self._news.clear()
+            self._has_pending.clear()
             pending, self._pending = self._pending, {}
             positions = dict(self._positions)
             if not pending and positions == self._committed:

@@ -20,8 +20,8 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.observability.metrics import series_by_topic
 from fetchproxy.runtime.cooperative import chosen
 
-# A look lists the top level of the archive, unless a gateway has just done it, and asks the brokers
-# about topics that nobody has asked about for this long.
+# Each time, the top level of the archive is listed, unless a gateway has just done it, and brokers
+# are asked about topics that nobody has asked about for this long.
 FORGET_INTERVAL_S = 300.0
 
 
@@ -45,9 +45,9 @@ class Forgetting:
         while True:
             await asyncio.sleep(FORGET_INTERVAL_S)
             with suppress(ClusterError, RemoteStorageError):  # other parts report them
-                await self.look()
+                await self.forget_gone_topics()
 
-    async def look(self) -> None:
+    async def forget_gone_topics(self) -> None:
         """Raises ClusterError, RemoteStorageError."""
         oldest = asyncio.get_running_loop().time() - FORGET_INTERVAL_S
         archived_ids = set(await self.rlmm.archived_topics(oldest))

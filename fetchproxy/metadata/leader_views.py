@@ -13,11 +13,11 @@ from fetchproxy.brokers.leaders import LeaderEpochEnd
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.lineage import (
     UNDEFINED_EPOCH,
-    AskEpoch,
-    AskLogStart,
-    Joint,
+    EpochTransition,
     LeaderKnowledge,
-    Shared,
+    NeedsEpochEnd,
+    NeedsLogStart,
+    SharedUpTo,
     Undecided,
     begins_again,
     compare,
@@ -79,7 +79,7 @@ class LeaderLog:
     async def _ask_ends(
         self,
         pairs: Collection[tuple[TopicIdPartition, int]],
-        tell: OnResult[tuple[TopicIdPartition, int], LeaderEpochEnd],
+        on_result: OnResult[tuple[TopicIdPartition, int], LeaderEpochEnd],
     ) -> None:
         waiting = list(pairs)
         while waiting:  # more than once only if a partition is asked about two epochs
@@ -92,19 +92,19 @@ class LeaderLog:
                 end: LeaderEpochEnd | ClusterError,
                 of: Mapping[TopicIdPartition, int] = epochs,
             ) -> None:
-                tell((tp, of[tp]), end)
+                on_result((tp, of[tp]), end)
 
             await self._cluster.ask_epoch_ends(epochs, result_of)
             waiting = [(tp, epoch) for tp, epoch in waiting if epochs[tp] != epoch]
 
     async def _ask_log_offsets(
-        self, tps: Collection[TopicIdPartition], tell: OnResult[TopicIdPartition, LogOffsets]
+        self, tps: Collection[TopicIdPartition], on_result: OnResult[TopicIdPartition, LogOffsets]
     ) -> None:
         now = asyncio.get_running_loop().time()
         for tp, log_offsets in (
             await self._cluster.fetch_log_offsets(tps, not_older_than=now)
         ).items():
-            tell(tp, log_offsets)
+            on_result(tp, log_offsets)
 
     async def aborted_from(self, tp: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         """(producer id, first offset) of aborted transactions with an offset at `offset` or above.
@@ -128,7 +128,7 @@ class Compared:
     epochs. `begins_again`, `cut_without_election`: see `lineage`.
     """
 
-    result: Shared | Undecided
+    result: SharedUpTo | Undecided
     leader_epoch: int = NO_EPOCH
     responses: LeaderKnowledge = field(default_factory=LeaderKnowledge)
     begins_again: bool = False
@@ -140,7 +140,7 @@ async def compare_with_leader(
     tp: TopicIdPartition,
     lineage: Sequence[EpochStart],
     end_offset: int,
-    joints: Sequence[Joint] = (),
+    transitions: Sequence[EpochTransition] = (),
 ) -> Compared:
     """Compare the copy with the leader's log. Usually one question shows that they agree. See
     `lineage.compare`.
@@ -152,11 +152,13 @@ async def compare_with_leader(
     leader_epoch = NO_EPOCH
     log_start_epoch: int | None = None
     while True:
-        comparison = compare(lineage, end_offset, LeaderKnowledge(ends, log_start_epoch), joints)
-        if isinstance(comparison, AskEpoch):
+        comparison = compare(
+            lineage, end_offset, LeaderKnowledge(ends, log_start_epoch), transitions
+        )
+        if isinstance(comparison, NeedsEpochEnd):
             response = await leader.epoch_end(tp, comparison.epoch)
             if response is None:
-                return Compared(Shared(end_offset))
+                return Compared(SharedUpTo(end_offset))
             responding, end = response
             if leader_epoch not in (NO_EPOCH, responding):
                 raise ClusterUnavailable(f"{tp}: the leader changed during requests to it")
@@ -167,12 +169,12 @@ async def compare_with_leader(
                     f"{leader_epoch}"
                 )
             ends[comparison.epoch] = end
-        elif isinstance(comparison, AskLogStart):
+        elif isinstance(comparison, NeedsLogStart):
             log_start_epoch = (await leader.leader_log_offsets(tp)).log_start_epoch
             ends.clear()  # these are older responses: the log may have begun lower then
         else:
             break
-    if log_start_epoch is not None and comparison != Shared(end_offset):
+    if log_start_epoch is not None and comparison != SharedUpTo(end_offset):
         again = (await leader.leader_log_offsets(tp)).log_start_epoch
         if again != log_start_epoch:
             raise ClusterUnavailable(f"{tp}: the log start moved during requests to the leader")
@@ -210,13 +212,13 @@ class _Checked:
             return end or 0
         last = view.segments[-1].last_epoch
         if last in (UNDEFINED_EPOCH, self.leader_epoch):
-            return end  # believed, or copied from this leader
+            return end  # without epochs, or copied from this leader: nothing to compare
         response = self._responses.ends.get(last)
         if response is not None and response.epoch == last and response.end_offset >= end:
             return end
         lineage = compared_lineage(view)
         comparison = compare(lineage, end, self._responses)
-        if isinstance(comparison, AskEpoch | AskLogStart):
+        if isinstance(comparison, NeedsEpochEnd | NeedsLogStart):
             # The view has a new epoch. It is shown after the leader was asked about it.
             self.lacks_response = True
             return min(end, self._view_end)
@@ -278,9 +280,9 @@ class LeaderViews(PartitionViews):
         needs another response. Never blocks.
         """
         view = self._rlmm.view(tp)
-        return view is not None and self.settled(view) is None
+        return view is not None and self.checked_view(view) is None
 
-    def settled(self, current_view: PartitionView) -> PartitionView | None:
+    def checked_view(self, current_view: PartitionView) -> PartitionView | None:
         """The view to show for `current_view`, the uncut view. None: it needs a `check` first."""
         checked = self._checked.get(current_view.tp)
         if checked is None:

@@ -160,7 +160,7 @@ class LeaderKnowledge:
     does not have (KIP-101, KIP-279). An archive does the same, as a follower with two differences.
     It may hold records that the leader has deleted, so the leader's response may be about its own
     log start. And its records came from several leaders, so the leader must confirm each place
-    where one epoch follows another (`Joint`).
+    where one epoch follows another (`EpochTransition`).
     """
 
     ends: Mapping[int, EpochEnd] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class LeaderKnowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class EpochTransition:
     """In the leader's log, `epoch` must end between `low` and `high`: between them is a gap."""
 
     epoch: int
@@ -177,17 +177,17 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True)
-class AskEpoch:
+class NeedsEpochEnd:
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class AskLogStart:
+class NeedsLogStart:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedUpTo:
     """Records below `end_offset` are in the leader's log too, records from it on are not."""
 
     end_offset: int
@@ -201,42 +201,42 @@ class Undecided:
     at_most: int
 
 
-Comparison = Shared | Undecided | AskEpoch | AskLogStart
+Comparison = SharedUpTo | Undecided | NeedsEpochEnd | NeedsLogStart
 
 
 def compare(
     lineage: Sequence[EpochStart],
     end_offset: int,
     leader: LeaderKnowledge,
-    joints: Sequence[Joint] = (),
+    transitions: Sequence[EpochTransition] = (),
 ) -> Comparison:
-    """`Shared(end_offset)`: no divergence. Else asks for the next response that `leader` lacks.
+    """`SharedUpTo(end_offset)`: no divergence. Else asks for the next response that `leader` lacks.
 
-    `lineage` and `joints` rise; `end_offset` is exclusive. Records without epochs are believed, as
-    followers do. Two responses are not a contradiction: that the leader has deleted the whole end
-    of the copy, and that it has deleted all up to a joint. If the copy diverges and the leader has
-    deleted that place, the result is Undecided.
+    `lineage` and `transitions` rise; `end_offset` is exclusive. Records without epochs are
+    believed, as followers do. Two responses are not a contradiction: that the leader has deleted
+    the whole end of the copy, and that it has deleted all up to a transition. If the copy diverges
+    and the leader has deleted that place, the result is Undecided.
     """
     shared_end = end_offset
-    for joint in joints:
-        before = [entry for entry in lineage if entry.epoch <= joint.epoch]
-        comparison = _walk_back(before, joint.low, leader)
-        if not isinstance(comparison, Shared):
+    for transition in transitions:
+        before = [entry for entry in lineage if entry.epoch <= transition.epoch]
+        comparison = _walk_back(before, transition.low, leader)
+        if not isinstance(comparison, SharedUpTo):
             return comparison
-        if comparison.end_offset < joint.low:
+        if comparison.end_offset < transition.low:
             shared_end = min(shared_end, comparison.end_offset)
-        response = leader.ends.get(joint.epoch)
+        response = leader.ends.get(transition.epoch)
         if response is None:
-            return AskEpoch(joint.epoch)
-        if response.epoch == joint.epoch and response.end_offset > joint.high:
+            return NeedsEpochEnd(transition.epoch)
+        if response.epoch == transition.epoch and response.end_offset > transition.high:
             if leader.log_start_epoch is None:
-                return AskLogStart()
-            if leader.log_start_epoch <= joint.epoch:
-                shared_end = min(shared_end, joint.high)
+                return NeedsLogStart()
+            if leader.log_start_epoch <= transition.epoch:
+                shared_end = min(shared_end, transition.high)
     comparison = _walk_back(lineage, end_offset, leader)
     return (
-        Shared(min(shared_end, comparison.end_offset))
-        if isinstance(comparison, Shared)
+        SharedUpTo(min(shared_end, comparison.end_offset))
+        if isinstance(comparison, SharedUpTo)
         else comparison
     )
 
@@ -248,7 +248,7 @@ def begins_again(lineage: Sequence[EpochStart], end_offset: int, comparison: Com
     This happens if an empty follower became leader, or a disk was replaced. Then the archive has
     the only copy. Offsets below the copy's start do not count as shared.
     """
-    if not lineage or not isinstance(comparison, Shared) or comparison.end_offset >= end_offset:
+    if not lineage or not isinstance(comparison, SharedUpTo) or comparison.end_offset >= end_offset:
         return False
     return comparison.end_offset <= lineage[0].start_offset
 
@@ -260,7 +260,7 @@ def cut_without_election(
 
     Its log is another one, or was cut by hand. `leader_epoch` -1: not reported; then False.
     """
-    if not lineage or not isinstance(comparison, Shared) or comparison.end_offset >= end_offset:
+    if not lineage or not isinstance(comparison, SharedUpTo) or comparison.end_offset >= end_offset:
         return False
     return 0 <= leader_epoch <= lineage[-1].epoch
 
@@ -274,17 +274,17 @@ def _walk_back(
         epoch = lineage[index].epoch
         response = leader.ends.get(epoch)
         if response is None:
-            return AskEpoch(epoch)
+            return NeedsEpochEnd(epoch)
         if response.epoch == UNDEFINED_EPOCH or response.end_offset < 0:
             return Undecided(f"the leader knows no epoch as high as {epoch}", end_bound)
         if response.end_offset <= lineage[0].start_offset:
-            return Shared(
+            return SharedUpTo(
                 min(end_bound, lineage[0].start_offset)
             )  # all of the copy is of other epochs
         if response.epoch == epoch and (response.end_offset < end_bound or end_bound < end_offset):
             # Is this the epoch's end, or the start of the leader's remaining log?
             if leader.log_start_epoch is None:
-                return AskLogStart()
+                return NeedsLogStart()
             if leader.log_start_epoch > epoch:
                 at_most = min(end_bound, response.end_offset)
                 return Undecided(
@@ -296,10 +296,10 @@ def _walk_back(
         while floor >= 0 and lineage[floor].epoch > response.epoch:
             floor -= 1
         if floor < 0:
-            return Shared(min(end_bound, lineage[0].start_offset))
+            return SharedUpTo(min(end_bound, lineage[0].start_offset))
         if floor < index:
             end_bound = min(end_bound, lineage[floor + 1].start_offset)
         if lineage[floor].epoch == response.epoch:
-            return Shared(min(end_bound, response.end_offset))
+            return SharedUpTo(min(end_bound, response.end_offset))
         index = floor
-    return Shared(end_bound)
+    return SharedUpTo(end_bound)

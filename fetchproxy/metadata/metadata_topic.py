@@ -129,7 +129,7 @@ class KafkaMetadataLog:
             return await self._cluster.ask_leader(tp, ask)
 
     async def bounds(self, partition: int) -> tuple[int, int]:
-        """(first offset, next offset): values appended before the call are below the latter."""
+        """(first offset, next offset). Values appended before the call are below the second."""
         # By ListOffsets: a newly elected leader answers it only once it knows every acknowledged
         # record (KIP-207); the high watermark in a Fetch may lag then.
         tp = self._tp(partition)
@@ -138,7 +138,7 @@ class KafkaMetadataLog:
         return log_offsets.log_start_offset, log_offsets.high_watermark
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
-        """Some values from an offset within the bounds on; may wait a little if there is none."""
+        """Some values from `from_offset` on, within `bounds`; waits a little if there are none."""
         tp = self._tp(partition)
         with _as_storage_errors(f"read of {tp} at {from_offset}"):
             fetched = await self._cluster.fetch(

@@ -1,12 +1,13 @@
-"""Which part of a long partition a look lists, and which changes that part does not show. Pure.
+"""Which part of a long partition a refresh lists, and which changes that part lacks. Pure.
 
 Objects sort by offset, and nearly all that happens to a partition happens at its ends: copies are
-added behind the last segment, and retention deletes the first ones. So a look lists both ends only.
+added behind the last segment, and retention deletes the first ones. So a refresh lists only both
+ends.
 Who changes anything else writes the object `past-changed` afterwards, which sorts behind all
-segments. A look that finds a new version of it lists everything (docs/adr/0082).
+segments. A refresh that finds a new version of it lists everything (docs/adr/0082).
 
-A look lists more at each end than a writer may change unannounced, because the writer may not know
-yet what another one has added.
+More is listed at each end than a writer may change unannounced, because the writer may not know yet
+what another one has added.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _COPY = (
 class EndsLimits:
     """Tests pass other values."""
 
-    # Segments at each end that a look lists: with up to nine objects each, a page of 1,000.
+    # Segments that are listed at each end: with up to nine objects each, a page of 1,000.
     listed_segments: int = 100
-    # Segments at each end of which a writer may add the last and delete the first unannounced.
+    # Up to so many segments may be added at the end, or deleted at the start, unannounced.
     unannounced_segments_max: int = 50
     # A partition with fewer segments is listed as a whole: with four objects each these are two
     # pages, and the two ends are two requests.
@@ -45,13 +46,13 @@ def must_be_announced(
     event: RemoteLogSegmentMetadata | LogStartOffset,
     limits: EndsLimits = EndsLimits(),
 ) -> bool:
-    """Whether looks at the ends may miss the event. `table`: before it or after it.
+    """Whether listings of the ends may miss the event. `table`: before it or after it.
 
     A copy in the first segments has to be announced too, because it moves later ones out of the
     part that is listed; so does a deletion in the last ones.
     """
     if table.segment_count <= limits.unannounced_segments_max:
-        return False  # a look lists as many from the beginning alone
+        return False  # the listing of the first end shows all of them
     if isinstance(event, LogStartOffset):
         below, at_first, at_last = table.count_below(event.offset), True, True
     else:
@@ -63,7 +64,7 @@ def must_be_announced(
 
 
 def may_be_missed(segments: int) -> bool:
-    """Whether looks may miss a change anywhere in a partition of so many segments."""
+    """Whether listings of the ends may miss a change in a partition of so many segments."""
     return segments > EndsLimits().unannounced_segments_max
 
 

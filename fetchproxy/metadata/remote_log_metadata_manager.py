@@ -120,7 +120,7 @@ class RemoteLogMetadataManager(PartitionViews):
         `view` shows them afterwards. A partition that is not among them has an empty view.
         """
 
-    def note_bare(self, tp: TopicIdPartition, as_of: float) -> None:
+    def note_empty(self, tp: TopicIdPartition, as_of: float) -> None:
         """A listing that began at that loop time (s) has shown no object of the partition: its view
         is empty, unless it is known. Never blocks.
         """

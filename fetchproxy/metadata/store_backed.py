@@ -31,9 +31,9 @@ from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.collected_metadata import (
     NOTHING_COLLECTED,
     Collected,
-    CollectedOnce,
-    Collecting,
+    CollectedWriter,
     Read,
+    SharedCollectedReads,
     collected_segment,
     read_collected,
 )
@@ -122,12 +122,12 @@ class StoredPartition:
     built_at: float = float("-inf")  # loop time at which the listing for `table` began
     whole_at: float = float("-inf")  # loop time at which the last listing of everything began
     # The version of `past-changed` before everything was listed; "": absent; None: not known.
-    past: str | None = None
-    doubted_at: float = float("-inf")  # loop time at which something was not as the view said
+    past_changed: str | None = None
+    doubted_at: float = float("-inf")  # loop time at which the store contradicted the view
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
     # Of a mirror: the recorded gaps, and what is not copied yet (`PartitionView.not_copied`).
     gaps: tuple[_Offsets, ...] | None = None
-    awaited: tuple[int, ...] = ()
+    uncopied: tuple[int, ...] = ()
 
     def put(
         self, key: str, metadata: RemoteLogSegmentMetadata, now: float, version: str | None
@@ -198,12 +198,12 @@ class StoredPartition:
         self.puts = {key: put for key, put in self.puts.items() if put[0] >= began_at}
         for _, metadata in self.puts.values():
             self.table.take(metadata)
-        self.gaps, self.awaited = gaps, ()
+        self.gaps, self.uncopied = gaps, ()
         if gaps is not None:
             recorded_starts = [c.recorded_from for c in documents if isinstance(c, FinishedOffsets)]
             view = self.table.view(began_at)
             first = min(recorded_starts, default=view.log_start_offset or 0)
-            self.awaited = tuple(view.not_copied(first, gaps))
+            self.uncopied = tuple(view.not_copied(first, gaps))
 
     def amend(self, contents: Contents, missing: Iterable[str], began_at: float) -> None:
         """As `build`, if only segments of `contents` may have changed, and those of `missing` went.
@@ -235,7 +235,7 @@ class StoredPartition:
 
     def view(self, read_at: float) -> PartitionView:
         unreadable = {problem.first_offset or 0 for problem in self.problems}
-        return self.table.view(read_at, unreadable.union(self.awaited))
+        return self.table.view(read_at, unreadable.union(self.uncopied))
 
 
 def table_of(tp: TopicIdPartition, contents: Contents) -> PartitionTable:
@@ -250,7 +250,7 @@ def table_of(tp: TopicIdPartition, contents: Contents) -> PartitionTable:
 class PartitionRead:
     """Turns one listing of a partition into a view. Other listings of it may run at the same time.
 
-    `add` each listed object, `begin`, `read` each entry that `begin` returns, `prepare`, `land`.
+    `add` each listed object, `begin`, `read` each entry that `begin` returns, `prepare`, `finish`.
     """
 
     def __init__(
@@ -260,14 +260,14 @@ class PartitionRead:
         began_at: float,
         *,
         of_mirror: bool = False,
-        past: str | None = None,
+        past_changed: str | None = None,
     ) -> None:
-        """`past`: see `StoredPartition`, as read before this listing; None: it was not read."""
+        """`past_changed`: see `StoredPartition`, as read before this listing; None: not read."""
         self.tp = tp
         self.partition = partition
         self._began_at = began_at
         self._of_mirror = of_mirror
-        self._past = past
+        self._past = past_changed
         self._gaps: list[_Offsets] = []
         self._listed: list[Readable] = []
         self._log_starts: list[LogStartObject] = []
@@ -276,18 +276,18 @@ class PartitionRead:
 
     @property
     def work(self) -> int:
-        """How much it is to `land`, see `_SEGMENTS_AT_ONCE`."""
+        """How much it is to `finish`, see `_SEGMENTS_AT_ONCE`."""
         return _AS_SEGMENTS + len(self._contents)
 
-    def add(self, standing: Standing) -> None:
-        if isinstance(standing, LogStartObject):
-            self._log_starts.append(standing)
-        elif isinstance(standing, ArchiveGapObject):
-            self._gaps.append((standing.first, standing.last))
-        elif isinstance(standing, PastChangedObject):
+    def add(self, listed: Standing) -> None:
+        if isinstance(listed, LogStartObject):
+            self._log_starts.append(listed)
+        elif isinstance(listed, ArchiveGapObject):
+            self._gaps.append((listed.first, listed.last))
+        elif isinstance(listed, PastChangedObject):
             pass  # it counts only if it is read before anything else
-        elif self._of_mirror or not isinstance(standing, FinishedOffsetsObject):
-            self._listed.append(standing)
+        elif self._of_mirror or not isinstance(listed, FinishedOffsetsObject):
+            self._listed.append(listed)
 
     def begin(
         self, collected: Collected = NOTHING_COLLECTED
@@ -297,8 +297,8 @@ class PartitionRead:
         """
         partition = self.partition
         partition.log_starts = self._all_log_starts()
-        for standing in self._log_starts:
-            partition.table.take(LogStartOffset(self.tp, standing.offset, -1, standing.after_epoch))
+        for listed in self._log_starts:
+            partition.table.take(LogStartOffset(self.tp, listed.offset, -1, listed.after_epoch))
         waiting: list[Readable] = []
         for number, entry in enumerate(self._listed, 1):
             if not number % _SEGMENTS_AT_ONCE:
@@ -332,14 +332,14 @@ class PartitionRead:
         if len(contents) > _SEGMENTS_ON_THE_LOOP_MAX and contents != self.partition.built:
             self._made = await asyncio.to_thread(table_of, self.tp, contents)
 
-    def land(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
+    def finish(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
         """The new view. `cached`: the last view, with the loop time at which its listing began."""
         partition = self.partition
         if cached is not None and cached[0] > self._began_at:
             return cached[1]  # a listing that began later has ended before
         partition.whole_at = self._began_at
         if self._past is not None:
-            partition.past = self._past
+            partition.past_changed = self._past
         gaps = tuple(self._gaps) if self._of_mirror else None
         # A rebuild of thousands of segments holds the loop, and usually nothing has changed.
         if (
@@ -376,17 +376,17 @@ class EndsRead(PartitionRead):
         super().__init__(tp, partition, began_at)
         self._limits = limits
         self.last_after = partition.keys[-limits.listed_segments - 1]
-        self.past = ""
+        self.past_changed = ""
         self._first_up_to = self.last_after  # unless enough of the first objects come before
         self._first_segments = 0
         self._is_continued = False
 
-    def add_last(self, standing: Standing) -> None:
-        if isinstance(standing, PastChangedObject):
-            self.past = standing.stored.version
-        elif isinstance(standing, SegmentMetadataObject):
-            self._is_continued |= standing.stored.key in self.partition.built
-        self.add(standing)
+    def add_last(self, listed: Standing) -> None:
+        if isinstance(listed, PastChangedObject):
+            self.past_changed = listed.stored.version
+        elif isinstance(listed, SegmentMetadataObject):
+            self._is_continued |= listed.stored.key in self.partition.built
+        self.add(listed)
 
     def suffices(self) -> bool:
         """Whether all that may have changed is at the ends. An end without any known segment is
@@ -394,27 +394,27 @@ class EndsRead(PartitionRead):
         """
         partition, began_at = self.partition, self._began_at
         return (
-            self.past == partition.past
+            self.past_changed == partition.past_changed
             and self._is_continued
             and partition.doubted_at < partition.whole_at
             and began_at - partition.whole_at < self._limits.whole_listing_interval_ms / 1000
         )
 
-    def add_first(self, standing: Standing) -> bool:
+    def add_first(self, listed: Standing) -> bool:
         """False: no more are needed."""
-        if isinstance(standing, SegmentMetadataObject):
-            if standing.stored.key > self.last_after:
+        if isinstance(listed, SegmentMetadataObject):
+            if listed.stored.key > self.last_after:
                 return False
             self._first_segments += 1
-            self.add(standing)
+            self.add(listed)
             if self._first_segments == self._limits.listed_segments:
-                self._first_up_to = standing.stored.key
+                self._first_up_to = listed.stored.key
                 return False
-        elif isinstance(standing, LogStartObject) and standing not in self._log_starts:
-            self.add(standing)
+        elif isinstance(listed, LogStartObject) and listed not in self._log_starts:
+            self.add(listed)
         return True
 
-    def land(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
+    def finish(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
         partition = self.partition
         if cached is not None and cached[0] > self._began_at:
             return cached[1]
@@ -533,8 +533,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         super().__init__()
         self._objects = objects = storage.objects
         self._identity = storage.identity
-        self._collecting = Collecting(objects) if collects else None
-        self._collected_once = CollectedOnce(objects) if plans else None
+        self._collecting = CollectedWriter(objects) if collects else None
+        self._collected_once = SharedCollectedReads(objects) if plans else None
         self._serves = serves
         self._looks_at_ends = looks_at_ends
         self._ends_limits = ends_limits
@@ -596,7 +596,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """A partition's own `refresh` does not wait for this, because it has less to list."""
         return await self._topic_views.get(topic_id, not_older_than)
 
-    def note_bare(self, tp: TopicIdPartition, as_of: float) -> None:
+    def note_empty(self, tp: TopicIdPartition, as_of: float) -> None:
         if self._views.cached(tp) is None:
             self._views.offer(tp, as_of, PartitionTable(tp).view(as_of))
 
@@ -786,8 +786,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self, _: None, began_at: float
     ) -> tuple[tuple[TopicIdPartition, ...], Unlisted]:
         unlisted: Unlisted = {}
-        async with self._while_it_comes("list of partitions") as it_came:
-            listed = await self._objects.list_partitions(it_came, unlisted)
+        async with self._while_progressing("list of partitions") as on_progress:
+            listed = await self._objects.list_partitions(on_progress, unlisted)
         tps = {*listed, *self._tps_put_since(began_at)}
         return tuple(sorted(tps, key=TopicIdPartition.order)), unlisted
 
@@ -803,24 +803,26 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _read_partition(self, tp: TopicIdPartition, began_at: float) -> PartitionView:
         if self._serves:
             await self._identity.check()  # whether this is a mirror
-        partition, collected, past = self._partition(tp), NOTHING_COLLECTED, None
+        partition, collected, past_changed = self._partition(tp), NOTHING_COLLECTED, None
         operation = f"metadata of {tp}"
-        async with counted(began_at), self._while_it_comes(operation) as it_came:
+        async with counted(began_at), self._while_progressing(operation) as on_progress:
             if self._is_long(partition):
                 ends = EndsRead(tp, partition, began_at, self._ends_limits)
-                if await self._look_at_ends(ends, it_came):
-                    return ends.land(self._views.entries.get(tp))
-                past = ends.past
-            read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror, past=past)
-            async for standing in self._objects.list_partition(tp):
-                it_came()
-                read.add(standing)
+                if await self._read_ends(ends, on_progress):
+                    return ends.finish(self._views.entries.get(tp))
+                past_changed = ends.past_changed
+            read = PartitionRead(
+                tp, partition, began_at, of_mirror=self.of_mirror, past_changed=past_changed
+            )
+            async for listed in self._objects.list_partition(tp):
+                on_progress()
+                read.add(listed)
             # After the listing: objects newer than the collected copy are read one by one.
             if self._collected_once is not None and partition.built_at == float("-inf"):
                 collected = await self._collected_once.read(tp.topic_id)
-            await self._get_listed([read], it_came, collected)
+            await self._get_listed([read], on_progress, collected)
         await read.prepare()
-        return read.land(self._views.entries.get(tp))
+        return read.finish(self._views.entries.get(tp))
 
     def _is_long(self, partition: StoredPartition) -> bool:
         """Whether a look may do with the ends. A mirror gets its objects in any order; and what
@@ -833,23 +835,23 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             and not self._identity.is_mirror
         )
 
-    async def _look_at_ends(self, read: EndsRead, it_came: Callable[[], None]) -> bool:
+    async def _read_ends(self, read: EndsRead, on_progress: Callable[[], None]) -> bool:
         """False: everything has to be listed. The last objects come first, because `past-changed`
         has to be read before the beginning is.
         """
         tp = read.tp
-        async for standing in self._objects.list_partition(tp, read.last_after):
-            it_came()
-            read.add_last(standing)
+        async for listed in self._objects.list_partition(tp, read.last_after):
+            on_progress()
+            read.add_last(listed)
         if not read.suffices():
             return False
         async with aclosing(self._objects.list_partition(tp)) as firsts:
-            async for standing in firsts:
-                it_came()
-                if not read.add_first(standing):
+            async for listed in firsts:
+                on_progress()
+                if not read.add_first(listed):
                     break
-        await self._get_listed([read], it_came, NOTHING_COLLECTED)
-        return read.suffices()  # still: a doubt may have come meanwhile
+        await self._get_listed([read], on_progress, NOTHING_COLLECTED)
+        return read.suffices()  # again: `doubt` may have been called meanwhile
 
     async def _read_topic_views(
         self, topic_id: UUID, began_at: float
@@ -868,7 +870,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         work = 0
         for tp, read in reads.items():
             await read.prepare()
-            view = read.land(self._views.entries.get(tp))
+            view = read.finish(self._views.entries.get(tp))
             self._views.offer(tp, began_at, view)
             views[tp.partition] = view
             work += read.work
@@ -878,7 +880,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if self._collecting is not None and alone:
             partitions = [read.partition for read in reads.values()]
             object_count = sum(len(partition.objects) for partition in partitions)
-            self._collecting.read_alone(
+            self._collecting.note_single_reads(
                 topic_id, alone, object_count, lambda: segments_in(partitions)
             )
         return views
@@ -892,7 +894,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def _read_each(self, topic_id: UUID, began_at: float) -> Mapping[int, PartitionView]:
         """As `_read_topic_views`, each partition by itself. Raises RemoteStorageError."""
-        async with self._while_it_comes(f"partitions of topic {topic_id}"):
+        async with self._while_progressing(f"partitions of topic {topic_id}"):
             listed = await self._objects.list_topic(topic_id)
         tps = {*listed, *self._topics.get(topic_id, {})}
         views: dict[int, PartitionView] = {}
@@ -909,23 +911,23 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """List the topic and read its objects. Returns how many were read one by one."""
         if self._serves:
             await self._identity.check()
-        async with self._while_it_comes(f"metadata of topic {topic_id}") as it_came:
+        async with self._while_progressing(f"metadata of topic {topic_id}") as on_progress:
 
-            def take(tp: TopicIdPartition, standing: Standing) -> None:
-                it_came()
+            def take(tp: TopicIdPartition, listed: Standing) -> None:
+                on_progress()
                 read = reads.get(tp)
                 if read is None:
                     read = reads[tp] = PartitionRead(
                         tp, self._partition(tp), began_at, of_mirror=self.of_mirror
                     )
-                read.add(standing)
+                read.add(listed)
 
             async with asyncio.TaskGroup() as reading:
                 collected = reading.create_task(self._read_collected(topic_id))
                 listed = reading.create_task(self._list_topic(topic_id, began_at, take))
             if (failure := listed.result()) is not None:
                 raise failure
-            return await self._get_listed(reads.values(), it_came, collected.result())
+            return await self._get_listed(reads.values(), on_progress, collected.result())
 
     async def _get_listed(
         self, reads: Iterable[PartitionRead], on_progress: Callable[[], None], collected: Collected
@@ -975,7 +977,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return None
 
     @asynccontextmanager
-    async def _while_it_comes(self, operation: str) -> AsyncIterator[Callable[[], None]]:
+    async def _while_progressing(self, operation: str) -> AsyncIterator[Callable[[], None]]:
         """Bounds the silence of a read, not its length. The body calls the yielded function for
         each response. Raises StorageUnavailable if no call comes for `read_max_ms`.
         """

@@ -17,7 +17,7 @@ from kafka.partitioner.default import murmur2
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.catalogue import PartitionTable
-from fetchproxy.metadata.flat_files import KeptEvents
+from fetchproxy.metadata.flat_files import CachedEvents
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.partition_ends import may_be_missed, must_be_announced
 from fetchproxy.metadata.partition_view import PartitionView
@@ -67,7 +67,7 @@ from fetchproxy.storage.remote_storage import RemoteStorage
 _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 # Kept per metadata partition. One problem proves that events are missing; more are for people.
-PROBLEMS_KEPT_MAX = 100
+PROBLEMS_MAX = 100
 _State = RemoteLogSegmentState
 # How long the first list of archived topics waits for a slow store.
 IN_STORE_WAIT_MAX_S = 1.0
@@ -121,7 +121,7 @@ class TopicFollower:
         self._read_max_ms = read_max_ms
         self._topic_name = ""
         self._partitions: list[_LogPartition] = []  # empty before the log was opened
-        self._cached_events = KeptEvents(cache_dir)
+        self._cached_events = CachedEvents(cache_dir)
         self._opening = FreshReads[None, None](self._open)
         self._reads = FreshReads(self._read)
         self._loading = asyncio.Lock()
@@ -263,7 +263,7 @@ class TopicFollower:
                 partition.position = offset + 1
             partition.position = max(partition.position, chunk.next_offset)
             if not partition.problems:
-                self._cached_events.passed(number, partition.position)
+                self._cached_events.note_position(number, partition.position)
         lag.set(0)
 
     async def _take(self, partition: _LogPartition, offset: int, value: bytes) -> None:
@@ -295,9 +295,9 @@ class TopicFollower:
         """
         METADATA_UNREADABLE.inc()
         place = self._place(partition, offset)
-        if len(partition.problems) == PROBLEMS_KEPT_MAX:
+        if len(partition.problems) == PROBLEMS_MAX:
             if not partition.more_problems:
-                log.error("more_metadata_events_unreadable", place=place, told=PROBLEMS_KEPT_MAX)
+                log.error("more_metadata_events_unreadable", place=place, told=PROBLEMS_MAX)
             partition.more_problems = True
             return
         log.error("metadata_event_unreadable", place=place, error=str(error))
@@ -404,7 +404,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         age_max_s = self._config.view_age_max_ms / 1000
         now = asyncio.get_running_loop().time()
         self._follower.renew(tp, now - age_max_s, age_max_s)
-        return self._show(tp)
+        return self._built_view(tp)
 
     async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
         """`read_at` is when the topic's end was asked for.
@@ -417,7 +417,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if table.is_empty and tp not in self._in_store_checked:
             await self._check_not_in_store(tp)
         self._in_store_checked[tp] = None
-        return self._show(tp)
+        return self._built_view(tp)
 
     async def partition_deletion(
         self, tp: TopicIdPartition, not_older_than: float
@@ -493,7 +493,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     def problems(self, tp: TopicIdPartition) -> tuple[Condition, ...]:
         return self._follower.problems(tp)
 
-    def _show(self, tp: TopicIdPartition) -> PartitionView:
+    def _built_view(self, tp: TopicIdPartition) -> PartitionView:
         """Built from memory, after the partition was read once."""
         table, read_at = self._table(tp), self._follower.read_at(tp)
         assert read_at is not None  # `refresh` came first
@@ -587,7 +587,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._append(log_start)
             if before:
                 await delete_log_starts(self._objects, tp, [LogStartObject(before, after_epoch)])
-        return self._show(tp)
+        return self._built_view(tp)
 
     async def put_log_history(self, tp: TopicIdPartition, history: LogHistory) -> PartitionView:
         """To the store first, as for a log start."""
@@ -595,7 +595,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         content = encode_log_history(tp, history)
         await self._objects.put_partition_note(tp, content)
         await self._append(LogHistoryRecord(tp, history, self._wall_clock_ms()))
-        return self._show(tp)
+        return self._built_view(tp)
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
         """The last state goes to the store first, the others to the topic.

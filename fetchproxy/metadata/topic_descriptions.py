@@ -53,7 +53,7 @@ class TopicDescriptions:
         descriptions = [
             description for _, description in self._read.values() if description is not None
         ]
-        self.by_id = {one.topic_id: one for one in descriptions}
+        self.by_id = {description.topic_id: description for description in descriptions}
         return self.by_id
 
     def log_start(self, tp: TopicIdPartition) -> int:

@@ -111,7 +111,7 @@ def _what_to_do(event: LogEvent) -> str:
 def _of_conditions() -> str:
     lines = [_EVENTS_OF_CONDITIONS, "| level | events |", "|---|---|"]
     for level in Level:
-        kinds = sorted(kind for kind, one in MEANINGS.items() if one.level is level)
+        kinds = sorted(kind for kind, meaning in MEANINGS.items() if meaning.level is level)
         lines.append(f"| {_logged_at(level)} | {', '.join(f'`{kind}`' for kind in kinds)} |")
     return "\n".join(lines) + "\n"
 

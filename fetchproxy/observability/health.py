@@ -28,7 +28,7 @@ _PUBLISH_INTERVAL_S = 1.0
 
 Subject = TopicIdPartition | None  # None: the archive as a whole
 Offsets = tuple[int, int]  # first and last, both inclusive
-_Place = tuple[str, int, str, int, int, str, str]
+_SortKey = tuple[str, int, str, int, int, str, str]
 
 
 class Level(StrEnum):
@@ -589,7 +589,7 @@ class Health:
     def report(self, condition: Condition, about: Hashable = None, **fields: object) -> None:
         """Logs the condition with `fields` when it begins; `what` may change from call to call."""
         if self.hold(condition, about):
-            _say(condition, fields)
+            _log_condition(condition, fields)
 
     def hold(self, condition: Condition, about: Hashable = None) -> bool:
         """As `report`, but the caller logs it. True: the condition begins."""
@@ -606,7 +606,7 @@ class Health:
         """The condition is over, at loop time `now` (s). True: it had been reported."""
         over = self._reported.get(kind, {}).pop(about, None)
         if over is not None:
-            log.info(f"{kind}_no_more", **_place(over), **_duration_fields(over, now))
+            log.info(f"{kind}_no_more", **_location_fields(over), **_duration_fields(over, now))
         return over is not None
 
     def forget(self, kind: str, about: Hashable = "") -> None:
@@ -618,8 +618,8 @@ class Health:
         by_subject = {condition.subject: condition for condition in conditions}
         for gone_subject in self._reported.get(kind, {}).keys() - by_subject.keys():
             self.clear(kind, gone_subject)
-        for one in by_subject.values():
-            self.report(one)
+        for condition in by_subject.values():
+            self.report(condition)
 
     def watch(self, source: Source) -> None:
         """Adds a source of conditions that is called at each look. It does its own logging."""
@@ -647,12 +647,12 @@ class Health:
             await asyncio.sleep(_PUBLISH_INTERVAL_S)
 
 
-def _say(condition: Condition, fields: Mapping[str, object]) -> None:
+def _log_condition(condition: Condition, fields: Mapping[str, object]) -> None:
     write = {Level.ERROR: log.error, Level.WARNING: log.warning}.get(condition.level, log.info)
-    write(str(condition.kind), **{**_place(condition), "error": condition.what, **fields})
+    write(str(condition.kind), **{**_location_fields(condition), "error": condition.what, **fields})
 
 
-def _place(condition: Condition) -> dict[str, object]:
+def _location_fields(condition: Condition) -> dict[str, object]:
     if condition.partition is not None:
         return {"topic": condition.topic, "partition": condition.partition}
     return {condition.meaning.subject: condition.subject} if condition.subject else {}
@@ -674,14 +674,14 @@ def in_order(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
 def worst_first(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
     """Each once: by level, conditions that prevent readiness first, then by kind and place."""
 
-    def worst(one: Condition) -> tuple[int, bool, int, _Place]:
+    def worst(one: Condition) -> tuple[int, bool, int, _SortKey]:
         severity = _SEVERITY.get(one.kind, len(_SEVERITY))
         return _LEVELS.index(one.level), not one.missing, severity, condition_order(one)
 
     return tuple(sorted(set(conditions), key=worst))
 
 
-def condition_order(one: Condition) -> _Place:
+def condition_order(one: Condition) -> _SortKey:
     partition = -1 if one.partition is None else one.partition
     byte = -1 if one.byte_position is None else one.byte_position
     first = -1 if one.first_offset is None else one.first_offset
@@ -705,8 +705,9 @@ def headlines(conditions: Sequence[Condition]) -> tuple[str, ...]:
     waiting = [condition for condition in conditions if condition.meaning.waits]
     number = counts(waiting)
     return tuple(
-        one.what + (f" (and {number[one.kind] - 1} more)" if number[one.kind] > 1 else "")
-        for one in first_of_each_kind(waiting)
+        condition.what
+        + (f" (and {number[condition.kind] - 1} more)" if number[condition.kind] > 1 else "")
+        for condition in first_of_each_kind(waiting)
     )
 
 
@@ -731,8 +732,8 @@ def table() -> str:
     rows = ["| kind | level | about | meaning | what to do |", "|---|---|---|---|---|"]
     for level in Level:
         rows += [
-            f"| `{kind}` | {level} | {one.subject or 'the process'} | {one.means} | {one.remedy} |"
-            for kind, one in MEANINGS.items()
-            if one.level == level
+            f"| `{kind}` | {level} | {of.subject or 'the process'} | {of.means} | {of.remedy} |"
+            for kind, of in MEANINGS.items()
+            if of.level == level
         ]
     return "\n".join(rows) + "\n"

@@ -54,7 +54,7 @@ class LogEvent(NamedTuple):
     action: str | Kind = NONE
 
     @property
-    def needs_somebody(self) -> bool:
+    def needs_operator(self) -> bool:
         return isinstance(self.action, Kind) or not self.action.startswith(NONE)
 
 

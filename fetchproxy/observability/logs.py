@@ -68,7 +68,7 @@ class _NotedEvent:
     count: int
     details: dict[str, str | int]
 
-    def for_people(self) -> RecentEvent:
+    def masked(self) -> RecentEvent:
         details = {
             name: MASK if is_secret_name(name) else harmless(mask_text(str(value)))
             for name, value in self.details.items()
@@ -99,7 +99,7 @@ class RecentEvents:
         self._ring.append(_NotedEvent(self.clock(), level, event, 1, fields))
 
     def newest_first(self) -> list[RecentEvent]:
-        return [noted.for_people() for noted in reversed(self._ring)]
+        return [noted.masked() for noted in reversed(self._ring)]
 
     def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
         """A structlog processor that notes each event and changes nothing."""
@@ -127,20 +127,20 @@ class RecentLines:
 
     def __init__(self, chars_max: int = LINES_CHARS_MAX) -> None:
         self._chars_max = chars_max
-        self._interval_counts: deque[RecentLine] = deque()
+        self._lines: deque[RecentLine] = deque()
         self._chars = 0
 
     def newest_first(self) -> list[RecentLine]:
-        return list(reversed(self._interval_counts))
+        return list(reversed(self._lines))
 
     def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
         """A structlog processor behind `mask_secrets` that keeps each line and changes nothing."""
         text = json.dumps(event_dict, default=str)[:LINE_CHARS_MAX]
         at, level, event = (str(event_dict.get(key, "")) for key in ("timestamp", "level", "event"))
-        self._interval_counts.append(RecentLine(at, level, event, text))
+        self._lines.append(RecentLine(at, level, event, text))
         self._chars += len(text)
         while self._chars > self._chars_max:
-            self._chars -= len(self._interval_counts.popleft().line)
+            self._chars -= len(self._lines.popleft().line)
         return event_dict
 
 
@@ -167,14 +167,18 @@ class SparingWarnings:
 
         The next line then says how many events were `suppressed`, or `suppressed_of_others`.
         """
-        self._say(log.warning, event, about, context)
+        self._log_sparingly(log.warning, event, about, context)
 
     def info(self, event: str, about: Hashable, **context: object) -> None:
         """As `warn`, for events that are not faults, such as the end of many faults."""
-        self._say(log.info, event, about, context)
+        self._log_sparingly(log.info, event, about, context)
 
-    def _say(
-        self, say: Callable[..., object], event: str, about: Hashable, context: dict[str, object]
+    def _log_sparingly(
+        self,
+        log_method: Callable[..., object],
+        event: str,
+        about: Hashable,
+        context: dict[str, object],
     ) -> None:
         now = self._clock()
         logged_at, suppressed = self._logged.get((event, about), (float("-inf"), 0))
@@ -193,7 +197,7 @@ class SparingWarnings:
         if suppressed:
             context["suppressed"] = suppressed
         self._logged[event, about] = now, 0
-        say(event, **context)
+        log_method(event, **context)
 
 
 # A terminal gets coloured lines, anything else one JSON object a line with the same keys

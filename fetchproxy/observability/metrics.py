@@ -67,8 +67,8 @@ class _ByTopic(Collector):
         for labels, value in values_of(self._metric):
             samples_by_topics[labels[0]].append(value)
         family_of = CounterMetricFamily if isinstance(self._metric, Counter) else GaugeMetricFamily
-        for one in self._metric.describe():
-            family = family_of(one.name, one.documentation, labels=_TOPIC)
+        for described in self._metric.describe():
+            family = family_of(described.name, described.documentation, labels=_TOPIC)
         for topic, values in samples_by_topics.items():
             family.add_metric((topic,), self._combine(values))
         return [family]

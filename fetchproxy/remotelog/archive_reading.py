@@ -29,13 +29,13 @@ from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartiti
 from fetchproxy.remotelog.options import (
     EARLIEST,
     LATEST,
-    ArchiveLocation,
     Bound,
     BoundKind,
-    Ends,
+    NextOffsets,
     SourceOptions,
-    by_place,
-    by_topic,
+    TopicPartition,
+    json_offsets,
+    parse_offsets,
 )
 from fetchproxy.remotelog.planning import (
     ALL_OFFSETS,
@@ -54,7 +54,7 @@ from fetchproxy.remotelog.planning_processes import (
     read_elsewhere,
     read_view,
 )
-from fetchproxy.remotelog.rate_limits import Views, admitted, new_offsets
+from fetchproxy.remotelog.rate_limits import Views, ends_within_limits, first_new_offsets
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -93,7 +93,7 @@ class ArchiveReading:
         self._topics = TopicDescriptions(self.storage.objects)
         self._opened = AsyncExitStack()
         # Partitions with a trace in the archive, even without a segment.
-        self._known: frozenset[ArchiveLocation] = frozenset()
+        self._known: frozenset[TopicPartition] = frozenset()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -132,8 +132,8 @@ class ArchiveReading:
         now = asyncio.get_running_loop().time()
         listing = partial(self._rlmm.list_partitions, unlisted)
         listed = await with_retries("the list of partitions", listing, max_s)
-        self._known = _places(listed) | await self._described()
-        waiting = [t for t in listed if self._options.topics.takes(t.topic, t.partition)]
+        self._known = _topic_partitions(listed) | await self._described()
+        waiting = [t for t in listed if self._options.topics.includes(t.topic, t.partition)]
         views: dict[TopicIdPartition, PartitionView] = {}
 
         async def read_waiting() -> None:
@@ -165,7 +165,7 @@ class ArchiveReading:
             await read_waiting()
         return _last_incarnations(views.values())
 
-    async def _described(self) -> frozenset[ArchiveLocation]:
+    async def _described(self) -> frozenset[TopicPartition]:
         """The partitions that the archive knows without a record of theirs."""
         max_s = self._options.plan_max_ms / 1000
         descriptions = await with_retries("what describes topics", self._topics.refresh, max_s)
@@ -181,13 +181,13 @@ class ArchiveReading:
             raise ConfigError(f"remotelog: metadataCacheDir {cache_dir}: no such folder")
         cache = SegmentMetadataCache(Path(cache_dir))  # not entered: the archiver owns it
         cached_tps = list(cache.partitions())
-        self._known = _places(cached_tps)
-        chosen_tps = [t for t in cached_tps if self._options.topics.takes(t.topic, t.partition)]
+        self._known = _topic_partitions(cached_tps)
+        chosen_tps = [t for t in cached_tps if self._options.topics.includes(t.topic, t.partition)]
         tables = (PartitionTable.load(tp, cache.file(tp).load().entries) for tp in chosen_tps)
         return _last_incarnations(table.view(0.0) for table in tables)
 
     def check_topics(self) -> None:
-        """Raises ConfigError if the last look found no trace of a named topic or partition.
+        """Raises ConfigError if `views` found no trace of a named topic or partition.
 
         The name is mistyped, or nothing of the topic or partition was archived yet.
         """
@@ -257,16 +257,16 @@ class ArchiveReading:
         """The offsets to read of a partition, without a look for holes. Raises as `selections`."""
         return OffsetSpan(await self._start(view), await self._end(view))
 
-    async def starts(self, views: Views) -> dict[ArchiveLocation, int]:
+    async def starts(self, views: Views) -> dict[TopicPartition, int]:
         """The offset at which reading of each partition begins. Raises as `selections`."""
         self._check_partitions("starting", self._options.starting, views)
-        return {place: await self._start(view) for place, view in views.items()}
+        return {key: await self._start(view) for key, view in views.items()}
 
-    async def ends(self, views: Views) -> dict[ArchiveLocation, int]:
+    async def ends(self, views: Views) -> dict[TopicPartition, int]:
         """The offset at which reading of each partition ends. The archive may still grow up to the
         ending offsets.
         """
-        return {place: await self._end(view, so_far=True) for place, view in views.items()}
+        return {key: await self._end(view, so_far=True) for key, view in views.items()}
 
     async def _start(self, view: PartitionView) -> int:
         start = await self._resolved(self._options.starting, view)
@@ -295,7 +295,7 @@ class ArchiveReading:
             raise ConfigError(f"remotelog: {name} names partitions, but not {missing[0]}")
         topics = {topic for topic, _ in self._known}
         for key in sorted(set(bound.by_partition) - set(views)):
-            if not self._options.topics.takes(*key) or key[0] not in topics:
+            if not self._options.topics.includes(*key) or key[0] not in topics:
                 raise ConfigError(f"remotelog: {name} names {key}, which is not chosen")
             offsets = bound.by_partition[key]
             if bound.kind is not BoundKind.TIMESTAMPS and offsets not in (EARLIEST, LATEST, 0):
@@ -389,7 +389,7 @@ def _last_incarnations(views: Iterable[PartitionView]) -> Views:
     }
 
 
-def _places(tps: Iterable[TopicIdPartition]) -> frozenset[ArchiveLocation]:
+def _topic_partitions(tps: Iterable[TopicIdPartition]) -> frozenset[TopicPartition]:
     return frozenset((tp.topic, tp.partition) for tp in tps)
 
 
@@ -422,11 +422,11 @@ def tasks_of(options: SourceOptions, selections: Iterable[Selection]) -> list[Re
 class _Position:
     """`ids`: topic ids by topic; a topic may lack its id."""
 
-    ends: Ends
+    ends: NextOffsets
     ids: Mapping[str, str]
 
     def encode(self) -> StreamOffset:
-        document: StreamOffset = {**by_topic(self.ends)}
+        document: StreamOffset = {**json_offsets(self.ends)}
         for topic in document.keys() & self.ids.keys():
             document[topic] = {**document[topic], _TOPIC_ID: self.ids[topic]}
         return document
@@ -442,11 +442,11 @@ class _Position:
             topic: {key: end for key, end in partitions.items() if key != _TOPIC_ID}
             for topic, partitions in offset.items()
         }
-        return cls(by_place(ends), ids)
+        return cls(parse_offsets(ends), ids)
 
     def without(self, topics: Collection[str]) -> _Position:
         """Reading of `topics` has not begun."""
-        ends = {place: end for place, end in self.ends.items() if place[0] not in topics}
+        ends = {key: end for key, end in self.ends.items() if key[0] not in topics}
         ids = {topic: topic_id for topic, topic_id in self.ids.items() if topic not in topics}
         return _Position(ends, ids)
 
@@ -464,22 +464,22 @@ class FollowedArchive:
         self._views: Views = {}
         self._read_up_to = _Position({}, {})
         # Set for a query with availableNow: it ends at these offsets.
-        self._last_ends: Ends | None = None
+        self._last_ends: NextOffsets | None = None
         self._batch_at: float | None = None
 
     def initial(self) -> StreamOffset:
         """The offsets at which a new query begins. Raises ConfigError for an unknown topic."""
-        self._look()
+        self._refresh_views()
         self._reading.check_topics()
         starts = self._loop.done(self._reading.starts(self._views))
         if self._options.starting.kind is BoundKind.EARLIEST:
-            # The archive may begin above the offset at which it has to begin.
+            # The first segments may be lost: then the archive begins too late.
             below = [(self._views[tp], OffsetSpan(0, start)) for tp, start in starts.items()]
             self._loop.done(self._reading.check_no_loss(below))
         self._read_up_to = self._position(starts)
         return self._read_up_to.encode()
 
-    def end_with_what_is_there(self) -> None:
+    def stop_at_current_ends(self) -> None:
         self._last_ends = self._ends()
 
     def latest(
@@ -504,47 +504,49 @@ class FollowedArchive:
                 ends[key] = max(offset, ends.get(key, offset))
         if not apply_batch_limits:
             return self._position(ends, before).encode()
-        begins = new_offsets(self._views, starts, ends)
-        if self._waits(sum(ends[key] - begin for key, begin in begins.items())):
+        new_starts = first_new_offsets(self._views, starts, ends)
+        if self._must_wait(sum(ends[key] - begin for key, begin in new_starts.items())):
             return self._position(starts, before).encode()
         trigger = self._options.trigger
-        return self._position(admitted(self._views, begins, ends, trigger), before).encode()
+        return self._position(
+            ends_within_limits(self._views, new_starts, ends, trigger), before
+        ).encode()
 
-    def last_seen(self) -> StreamOffset:
+    def ends_at_last_read(self) -> StreamOffset:
         """The archive's ends at the last look, for the query's progress."""
         ends = {key: view.log_end_offset or 0 for key, view in self._views.items()}
         return self._position(ends).encode()
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[ReadTask]:
         """Raises DataLoss if the archive lacks an offset between `start` and `end`."""
-        until = _Position.decode(end)
+        end_position = _Position.decode(end)
         before = _Position.decode(start)
-        others = {t for t, known in before.ids.items() if until.ids.get(t, known) != known}
-        begins = before.without(others).ends
+        others = {t for t, known in before.ids.items() if end_position.ids.get(t, known) != known}
+        new_starts = before.without(others).ends
         views = self._views
         if any(
             key not in views or (views[key].log_end_offset or 0) < e
-            for key, e in until.ends.items()
+            for key, e in end_position.ends.items()
         ):
-            views = self._look()
-        ends = until.without(self._recreated_topics(until)).ends
+            views = self._refresh_views()
+        ends = end_position.without(self._recreated_topics(end_position)).ends
         selections: list[Selection] = []
         for key, offset_end in ends.items():
             if key not in views:
-                if begins.get(key, offset_end) < offset_end and self._options.fail_on_data_loss:
+                if new_starts.get(key, offset_end) < offset_end and self._options.fail_on_data_loss:
                     raise DataLoss(f"{key[0]}-{key[1]} is not in the archive any more")
                 continue
             view = views[key]
             first = view.log_start_offset or 0
-            span = OffsetSpan(begins.get(key, first), offset_end)
+            span = OffsetSpan(new_starts.get(key, first), offset_end)
             if span.start < span.end and self._options.fail_on_data_loss:
                 _check_ends(view, span, first)
             selections.append((view, span))
         self._loop.done(self._reading.check_no_loss(selections))
-        self._read_up_to = until
+        self._read_up_to = end_position
         return tasks_of(self._options, selections)
 
-    def _position(self, ends: Ends, before: _Position | None = None) -> _Position:
+    def _position(self, ends: NextOffsets, before: _Position | None = None) -> _Position:
         """With the ids of the last look, or of `before` for topics that it did not find."""
         ids = dict(before.ids) if before is not None else {}
         return _Position(ends, {**ids, **_ids(self._views)})
@@ -552,8 +554,8 @@ class FollowedArchive:
     def _recreated_topics(self, position: _Position) -> set[str]:
         """The topics that are other ones in the archive now. Raises DataLoss."""
         now = _ids(self._views)
-        again = {t for t, known in position.ids.items() if now.get(t, known) != known}
-        for topic in sorted(again):
+        recreated = {t for t, known in position.ids.items() if now.get(t, known) != known}
+        for topic in sorted(recreated):
             message = (
                 f"topic {topic} was deleted and recreated: its id was {position.ids[topic]}, and "
                 f"is {now[topic]}"
@@ -566,14 +568,14 @@ class FollowedArchive:
             log.warning(
                 "archived_data_lost", error=message, hint="fetchproxy verify names what is missing"
             )
-        return again
+        return recreated
 
-    def _truncated_to(self, place: ArchiveLocation, offset: int) -> int | None:
+    def _truncated_to(self, key: TopicPartition, offset: int) -> int | None:
         """The archive's end, if it lies below `offset`, up to which was read. Raises DataLoss.
 
         Metadata that cannot be read, or files that are older than the store, prove nothing.
         """
-        view = self._views.get(place)
+        view = self._views.get(key)
         if view is None or view.unreadable or self._options.metadata_cache_dir is not None:
             return None
         end = view.log_end_offset or 0
@@ -593,14 +595,14 @@ class FollowedArchive:
     def close(self) -> None:
         self._loop.close()
 
-    def _look(self) -> Views:
+    def _refresh_views(self) -> Views:
         self._views = self._loop.done(self._reading.views())
         return self._views
 
-    def _ends(self) -> Ends:
-        return self._loop.done(self._reading.ends(self._look()))
+    def _ends(self) -> NextOffsets:
+        return self._loop.done(self._reading.ends(self._refresh_views()))
 
-    def _waits(self, new: int) -> bool:
+    def _must_wait(self, new: int) -> bool:
         """True: the batch waits for more offsets. `new`: the number of new offsets.
 
         As in Spark's Kafka source, the first batch does not wait. A query with an end does not

@@ -17,21 +17,27 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.archive_reading import ArchiveReading
 from fetchproxy.remotelog.options import (
     EARLIEST,
-    ArchiveLocation,
     BoundKind,
-    Ends,
+    NextOffsets,
     SourceOptions,
     TopicChoice,
+    TopicPartition,
     is_live_only,
     parse_options,
 )
 from fetchproxy.remotelog.rate_limits import Views
 from fetchproxy.remotelog.source import NAME, all_columns, check_stream, register_source
-from fetchproxy.remotelog.tier_boundary import Half, TierBoundary, as_assign, as_json, halves
+from fetchproxy.remotelog.tier_boundary import (
+    OffsetRanges,
+    TierBoundary,
+    as_assign,
+    as_json,
+    split_at_boundary,
+)
 from fetchproxy.segments.object_keys import uuid_text
 
 T = TypeVar("T")
-_KAFKA = "kafka."
+_PREFIX = "kafka."
 # Kafka's own default is a minute, during which the client reports nothing.
 _PATIENCE = {"default.api.timeout.ms": "15000", "request.timeout.ms": "10000"}
 _TOPIC_OPTIONS = ("topics", "subscribe", "topicpattern", "subscribepattern", "assign")
@@ -92,9 +98,9 @@ class KafkaAdmin:
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
         consumer_settings = {
-            name[len(_KAFKA) :]: value
+            name[len(_PREFIX) :]: value
             for name, value in options.items()
-            if name.lower().startswith(_KAFKA)
+            if name.lower().startswith(_PREFIX)
         }
         if not consumer_settings.get("bootstrap.servers"):
             raise ConfigError("archive then live: the option 'kafka.bootstrap.servers' is needed")
@@ -108,20 +114,20 @@ class KafkaAdmin:
     def close(self) -> None:
         self._client.close()
 
-    def topics(self, choice: TopicChoice) -> tuple[dict[str, str], list[ArchiveLocation]]:
+    def topics(self, choice: TopicChoice) -> tuple[dict[str, str], list[TopicPartition]]:
         """The id of each chosen topic, and the chosen partitions."""
         names = sorted(choice.names or choice.assigned or ())
         if choice.pattern is not None:
             every = _result_of(
                 "the list of topics", lambda: self._client.listTopics().names().get()
             )
-            names = sorted(name for name in every if choice.takes(name, 0))
+            names = sorted(name for name in every if choice.includes(name, 0))
         names_list = self._jvm.java.util.ArrayList()
         for name in names:
             names_list.add(name)
         values = self._client.describeTopics(names_list).topicNameValues()
         ids: dict[str, str] = {}
-        places: list[ArchiveLocation] = []
+        tps: list[TopicPartition] = []
         for name in names:
             description = _result_of(f"topic {name!r}", values[name].get)
             ids[name] = description.topicId().toString()
@@ -131,21 +137,18 @@ class KafkaAdmin:
                 raise ConfigError(
                     f"archive then live: the brokers have no partition {missing[0]} of {name!r}"
                 )
-            places += [(name, number) for number in sorted(numbers) if choice.takes(name, number)]
-        return ids, places
+            tps += [(name, number) for number in sorted(numbers) if choice.includes(name, number)]
+        return ids, tps
 
-    def earliest(self, places: list[ArchiveLocation]) -> dict[ArchiveLocation, int]:
+    def earliest(self, tps: list[TopicPartition]) -> dict[TopicPartition, int]:
         spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
-        java_partitions = {
-            place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places
-        }
+        java_partitions = {tp: self._jvm.org.apache.kafka.common.TopicPartition(*tp) for tp in tps}
         specs = self._jvm.java.util.HashMap()
         for partition in java_partitions.values():
             specs.put(partition, spec)
         first_offsets = _result_of("the first offsets", self._client.listOffsets(specs).all().get)
         return {
-            place: first_offsets.get(partition).offset()
-            for place, partition in java_partitions.items()
+            tp: first_offsets.get(partition).offset() for tp, partition in java_partitions.items()
         }
 
 
@@ -186,18 +189,18 @@ def archive_then_live(
     file = None if tier_boundary_at is None else TierBoundaryFile(spark, tier_boundary_at)
     tier_boundary = None if file is None else file.read()
     with closing(KafkaAdmin(spark, options)) as admin:
-        ids, places = admin.topics(source_options.topics)
+        ids, tps = admin.topics(source_options.topics)
         if tier_boundary is None:
-            boundary = find_tier_boundary(ids, admin.earliest(places), source_options)
+            boundary = find_tier_boundary(ids, admin.earliest(tps), source_options)
             tier_boundary = boundary if file is None else file.keep(boundary)
-    history, live = halves(tier_boundary, source_options.starting, source_options.ending)
+    history, live = split_at_boundary(tier_boundary, source_options.starting, source_options.ending)
     live_only = [f"{topic}-{partition}" for topic, partition in sorted(tier_boundary.live)]
     log.info("archive_then_live", archived=len(history), read_live_alone=live_only)
     sources = []
     if history:
         sources.append((NAME, _history_options(options, history)))
     if live:
-        live_options = _live_options(options, source_options, live, places, streaming=streaming)
+        live_options = _live_options(options, source_options, live, tps, streaming=streaming)
         sources.append(("kafka", live_options))
     frames = []
     for name, option_texts in sources:
@@ -209,12 +212,12 @@ def archive_then_live(
 
 
 def find_tier_boundary(
-    ids: Mapping[str, str], earliest: Ends, source_options: SourceOptions
+    ids: Mapping[str, str], earliest: NextOffsets, source_options: SourceOptions
 ) -> TierBoundary:
     """The archive's current end of every partition that the brokers have.
 
     The caller asks the brokers first, for topics' `ids` and partitions' `earliest` offsets. If
-    records are copied and deleted between both looks, the offset named then is missing, which is
+    records are copied and deleted between both requests, the offset named then is missing, which is
     an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
     """
     views, log_ids = in_loop(_views(source_options))
@@ -226,13 +229,11 @@ def find_tier_boundary(
                 f"archive then live: topic {topic} was created again after it was archived; its "
                 "archive is the history of another topic: read that archive separately"
             )
-    ends = {place: view.log_end_offset or 0 for place, view in views.items()}
+    ends = {tp: view.log_end_offset or 0 for tp, view in views.items()}
     missing = sorted(set(ends) - set(earliest))
     if missing:
         raise ConfigError(f"archive then live: the brokers have no partition {missing[0]}")
-    return TierBoundary(
-        ends, {place: offset for place, offset in earliest.items() if place not in ends}
-    )
+    return TierBoundary(ends, {tp: offset for tp, offset in earliest.items() if tp not in ends})
 
 
 def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -261,7 +262,7 @@ async def _views(source_options: SourceOptions) -> tuple[Views, Mapping[str, str
         return views, {uuid_text(one): uuid_text(log_id) for one, log_id in log_ids.items()}
 
 
-def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str]:
+def _history_options(options: Mapping[str, str], history: OffsetRanges) -> dict[str, str]:
     """Names partitions: the live half reads those not archived at the tier boundary, for good."""
     history_options = {
         name: value
@@ -271,16 +272,16 @@ def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str
     return {
         **history_options,
         "assign": as_assign(history),
-        "startingOffsets": as_json({place: start for place, (start, _) in history.items()}),
-        "endingOffsets": as_json({place: end for place, (_, end) in history.items()}),
+        "startingOffsets": as_json({tp: start for tp, (start, _) in history.items()}),
+        "endingOffsets": as_json({tp: end for tp, (_, end) in history.items()}),
     }
 
 
 def _live_options(
     options: Mapping[str, str],
     source_options: SourceOptions,
-    live: Half,
-    places: list[ArchiveLocation],
+    live: OffsetRanges,
+    tps: list[TopicPartition],
     *,
     streaming: bool,
 ) -> dict[str, str]:
@@ -291,7 +292,7 @@ def _live_options(
         if is_live_only(name) or name.lower() in _SHARED
     }
     live_texts["kafka.isolation.level"] = source_options.isolation.name.lower()
-    starts: dict[ArchiveLocation, int] = {place: start for place, (start, _) in live.items()}
+    starts: dict[TopicPartition, int] = {tp: start for tp, (start, _) in live.items()}
     topics = source_options.topics
     if not streaming or topics.assigned is not None:
         live_texts["assign"] = as_assign(live)
@@ -300,8 +301,8 @@ def _live_options(
     else:
         live_texts["subscribePattern"] = topics.pattern or ""
     if streaming and topics.assigned is None:
-        starts = {place: starts.get(place, EARLIEST) for place in places}
+        starts = {tp: starts.get(tp, EARLIEST) for tp in tps}
     if not streaming:
-        ends = {place: end for place, (_, end) in live.items()}
+        ends = {tp: end for tp, (_, end) in live.items()}
         live_texts["endingOffsets"] = as_json(ends)
     return {**live_texts, "startingOffsets": as_json(starts)}

@@ -57,7 +57,7 @@ REFUSED_KAFKA_OPTIONS: Mapping[str, str] = {
     "fetchOffset.retryIntervalMs": "no broker is asked; planMaxMs bounds the reading of metadata",
 }
 
-_KAFKA = "kafka."
+_PREFIX = "kafka."
 _REFUSED = {name.lower(): name for name in REFUSED_KAFKA_OPTIONS}
 # Prefixes of options of the Kafka source alone, if both sources read one topic.
 _LIVE_ONLY = ("kafkaconsumer.", "fetchoffset.", "groupidprefix")
@@ -103,16 +103,16 @@ _STREAM_ONLY_OPTIONS = (
     "maxTriggerDelay",
 )
 # Topic and number of a partition.
-ArchiveLocation = tuple[str, int]
+TopicPartition = tuple[str, int]
 # The next offset of each partition.
-Ends = Mapping[ArchiveLocation, int]
-_KNOWN = {name.lower(): name for name in (*_OPTIONS, *HONOURED) if not name.startswith(_KAFKA)}
+NextOffsets = Mapping[TopicPartition, int]
+_KNOWN = {name.lower(): name for name in (*_OPTIONS, *HONOURED) if not name.startswith(_PREFIX)}
 
 
 def is_not_needed(name: str) -> bool:
     """True: a setting of Kafka's client that changes no row of an archive."""
     lower = name.lower()
-    return lower.startswith(_KAFKA) and lower != "kafka.isolation.level"
+    return lower.startswith(_PREFIX) and lower != "kafka.isolation.level"
 
 
 def is_live_only(name: str) -> bool:
@@ -123,7 +123,7 @@ def is_live_only(name: str) -> bool:
 # Any other option is refused; otherwise a mistyped one would go unnoticed.
 
 
-def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:
+def json_offsets(offsets: NextOffsets) -> dict[str, dict[str, int]]:
     """The form of Spark's JSON: {"topic": {"0": 23}}."""
     document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
@@ -131,8 +131,8 @@ def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:
     return document
 
 
-def by_place(document: Mapping[str, Mapping[str, int]]) -> dict[ArchiveLocation, int]:
-    """The reverse of `by_topic`. Raises AttributeError, TypeError, ValueError."""
+def parse_offsets(document: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    """The reverse of `json_offsets`. Raises AttributeError, TypeError, ValueError."""
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in document.items()
@@ -155,7 +155,7 @@ class Bound:
     """
 
     kind: BoundKind
-    by_partition: Ends = field(default_factory=dict)
+    by_partition: NextOffsets = field(default_factory=dict)
     everywhere: int | None = None
 
 
@@ -167,7 +167,7 @@ class TopicChoice:
     pattern: str | None = None
     assigned: Mapping[str, frozenset[int]] | None = None
 
-    def takes(self, topic: str, partition: int) -> bool:
+    def includes(self, topic: str, partition: int) -> bool:
         if self.names is not None:
             return topic in self.names
         if self.pattern is not None:
@@ -396,9 +396,9 @@ def _bound(options: _Options, side: str, default: BoundKind, *, streaming: bool)
     return Bound(BoundKind.OFFSETS, bounds)
 
 
-def _by_partition(name: str, document: Any) -> dict[ArchiveLocation, int]:
+def _by_partition(name: str, document: Any) -> dict[TopicPartition, int]:
     try:
-        offsets = by_place(document)
+        offsets = parse_offsets(document)
     except (AttributeError, TypeError, ValueError):
         raise ConfigError(f'remotelog: {name} is not like {{"topic": {{"0": 23}}}}') from None
     if any(value < EARLIEST for value in offsets.values()):

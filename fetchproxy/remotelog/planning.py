@@ -256,7 +256,7 @@ def _short_tasks(
     A task's share of a segment's bytes is counted as its share of the segment's offsets.
     """
     accumulated: list[SegmentPart] = []
-    room, bytes_left = records_max, float(bytes_max)
+    records_left, bytes_left = records_max, float(bytes_max)
     for segment_part in parts_of(view, span):
         segment = segment_part.segment
         offsets = segment.stored_end_offset + 1 - segment.start_offset
@@ -264,17 +264,19 @@ def _short_tasks(
         offset = segment_part.offset_from
         while offset < segment_part.offset_end:
             count = min(
-                room, segment_part.offset_end - offset, max(1, int(bytes_left / record_bytes))
+                records_left,
+                segment_part.offset_end - offset,
+                max(1, int(bytes_left / record_bytes)),
             )
             accumulated.append(segment_part._replace(offset_from=offset, offset_end=offset + count))
-            offset, room, bytes_left = (
+            offset, records_left, bytes_left = (
                 offset + count,
-                room - count,
+                records_left - count,
                 bytes_left - count * record_bytes,
             )
-            if not room or bytes_left < record_bytes:
+            if not records_left or bytes_left < record_bytes:
                 yield ReadTask(view.tp, tuple(accumulated))
-                accumulated, room, bytes_left = [], records_max, float(bytes_max)
+                accumulated, records_left, bytes_left = [], records_max, float(bytes_max)
     if accumulated:
         yield ReadTask(view.tp, tuple(accumulated))
 

@@ -9,36 +9,42 @@ from collections.abc import Mapping
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import SegmentRef
-from fetchproxy.remotelog.options import ArchiveLocation, Ends, TriggerLimits
+from fetchproxy.remotelog.options import NextOffsets, TopicPartition, TriggerLimits
 from fetchproxy.remotelog.planning import OffsetSpan, segments_with
 
-Views = Mapping[ArchiveLocation, PartitionView]
+Views = Mapping[TopicPartition, PartitionView]
 
 
-def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[ArchiveLocation, int]:
+def first_new_offsets(
+    views: Views, starts: NextOffsets, ends: NextOffsets
+) -> dict[TopicPartition, int]:
     """The first new offset of each partition that has any."""
-    begins = {}
+    new_starts = {}
     for key, end in ends.items():
         first = views[key].log_start_offset or 0 if key in views else 0
         begin = max(starts.get(key, first), first)
         if begin < end:
-            begins[key] = begin
-    return begins
+            new_starts[key] = begin
+    return new_starts
 
 
-def admitted(views: Views, begins: Ends, ends: Ends, limits: TriggerLimits) -> Ends:
-    """The `ends` that the limits allow one batch. `begins`: as from `new_offsets`."""
+def ends_within_limits(
+    views: Views, starts: NextOffsets, ends: NextOffsets, limits: TriggerLimits
+) -> NextOffsets:
+    """The `ends` that the limits allow one batch. `starts`: as from `first_new_offsets`."""
     limited_ends = dict(ends)
     if limits.offsets_max:
-        limited_ends |= _by_offsets(begins, ends, limits.offsets_max)
+        limited_ends |= _by_offsets(starts, ends, limits.offsets_max)
     if limits.bytes_max:
-        limited_ends |= _by_bytes(views, begins, limited_ends, limits.bytes_max)
+        limited_ends |= _by_bytes(views, starts, limited_ends, limits.bytes_max)
     return limited_ends
 
 
-def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[ArchiveLocation, int]:
+def _by_offsets(
+    starts: NextOffsets, ends: NextOffsets, offsets_max: int
+) -> dict[TopicPartition, int]:
     """In proportion to new offsets, as Spark's Kafka source; the sum is never above the limit."""
-    sizes = {key: ends[key] - begin for key, begin in begins.items()}
+    sizes = {key: ends[key] - begin for key, begin in starts.items()}
     total = sum(sizes.values())
     if total <= offsets_max:
         return {}
@@ -47,15 +53,17 @@ def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[ArchiveLocat
     # Fewer are left than there are partitions: the smallest shares get one more each.
     for key in sorted(sizes, key=lambda key: (shares[key], key))[:offsets_left]:
         shares[key] += 1
-    return {key: begins[key] + share for key, share in shares.items()}
+    return {key: starts[key] + share for key, share in shares.items()}
 
 
-def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[ArchiveLocation, int]:
+def _by_bytes(
+    views: Views, starts: NextOffsets, ends: NextOffsets, bytes_max: int
+) -> dict[TopicPartition, int]:
     """Equal shares; the other partitions get the bytes that a partition does not need."""
     limited_ends = {}
     bytes_left = bytes_max
     needs = {
-        key: _bytes_up_to(views[key], begin, ends[key], bytes_max) for key, begin in begins.items()
+        key: _bytes_up_to(views[key], begin, ends[key], bytes_max) for key, begin in starts.items()
     }
     waiting = sorted(needs, key=lambda key: (needs[key], key))
     for number, key in enumerate(waiting):
@@ -63,7 +71,7 @@ def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[Ar
         if needs[key] <= share:
             bytes_left -= needs[key]
             continue
-        limited_ends[key] = _end_within(views[key], begins[key], ends[key], share)
+        limited_ends[key] = _end_within(views[key], starts[key], ends[key], share)
         bytes_left -= min(share, needs[key])
     return limited_ends
 
@@ -79,9 +87,8 @@ def _bytes_up_to(view: PartitionView, begin: int, end: int, enough: int) -> int:
 
 
 def _end_within(view: PartitionView, begin: int, end: int, share: int) -> int:
-    """The end of the whole segments that fit; if none fits, of a part of the first one.
-
-    The part is cut as if the segment's records were of one size.
+    """The end offset of the last segment that fits whole. If not even the first one fits, an
+    offset within it, as if its records were of one size.
     """
     offset, bytes_left = begin, share
     for segment, span in segments_with(view, OffsetSpan(begin, end)):

@@ -34,7 +34,7 @@ _LOCAL = {
 
 @cache
 def share_one_heap() -> None:
-    """To call before a worker's first task.
+    """Call it before a worker's first task.
 
     Each task reads on its own threads, and glibc gives threads their own heaps. These heaps keep
     freed memory: 30 MiB of a worker, and no query is faster for it.
@@ -73,7 +73,7 @@ def require_extra(*packages: str) -> None:
             )
 
 
-def master_places(master: str) -> list[tuple[str, int]]:
+def master_addresses(master: str) -> list[tuple[str, int]]:
     """Hosts and ports, one of which has to answer. Empty: only Spark itself knows them. Pure.
 
     Raises ConfigError if `master` has no form that Spark knows.
@@ -83,10 +83,12 @@ def master_places(master: str) -> list[tuple[str, int]]:
     scheme, separator, host_list = master.partition("://")
     if separator and scheme == "k8s":
         # As Spark reads it: the defaults are https and the protocol's port.
-        protocol, _, place = host_list.rpartition("://")
-        return [_place(master, place.partition("/")[0], 80 if protocol == "http" else 443)]
+        protocol, _, address = host_list.rpartition("://")
+        return [
+            _host_and_port(master, address.partition("/")[0], 80 if protocol == "http" else 443)
+        ]
     if separator and scheme == "spark":
-        return [_place(master, place, None) for place in host_list.split(",")]
+        return [_host_and_port(master, address, None) for address in host_list.split(",")]
     raise ConfigError(
         f"Spark's master {master!r}: expected local[N], spark://HOST:PORT, k8s://HOST:PORT or yarn"
     )
@@ -95,7 +97,7 @@ def master_places(master: str) -> list[tuple[str, int]]:
 def check_master(master: str) -> None:
     """Raises ConfigError if no master answers; Spark itself takes a minute to say so."""
     errors = []
-    for host, port in master_places(master):
+    for host, port in master_addresses(master):
         try:
             socket.create_connection((host, port), MASTER_RESPONSES_MAX_S).close()
             return
@@ -105,7 +107,7 @@ def check_master(master: str) -> None:
         raise ConfigError(f"Spark's master {master} does not respond: {'; '.join(errors)}")
 
 
-def _place(master: str, text: str, port: int | None) -> tuple[str, int]:
+def _host_and_port(master: str, text: str, port: int | None) -> tuple[str, int]:
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?", text)
     number = None if match is None else (int(match.group(2)) if match.group(2) else port)
     if match is None or number is None or number > 65_535:

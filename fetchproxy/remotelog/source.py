@@ -159,7 +159,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
 
     def prepareForTriggerAvailableNow(self) -> None:
         with sentence_first():
-            self._archive().end_with_what_is_there()
+            self._archive().stop_at_current_ends()
 
     def latestOffset(self, start: StreamOffset | None = None, limit: Any = None) -> StreamOffset:
         """PySpark 4.0 and 4.1 pass no arguments."""
@@ -172,7 +172,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
 
     def reportLatestOffset(self) -> StreamOffset:
         """The archive's ends; the query's progress shows the lag from the last batch to them."""
-        return self._archive().last_seen()
+        return self._archive().ends_at_last_read()
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         with sentence_first():

@@ -377,8 +377,8 @@ class _TaskReading:
 
     def _note(self, offset: int, message: str, byte: int | None = None) -> None:
         tp = self._task.tp
-        place = {"topic": tp.topic, "partition": tp.partition, "offset": offset}
-        self._faults.append({**place, "object": self._key, "byte": byte, "what": message})
+        fields = {"topic": tp.topic, "partition": tp.partition, "offset": offset}
+        self._faults.append({**fields, "object": self._key, "byte": byte, "what": message})
         self._skipped_records.faults += 1
 
     def report(self) -> None:

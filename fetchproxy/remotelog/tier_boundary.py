@@ -15,27 +15,27 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.options import (
     EARLIEST,
     LATEST,
-    ArchiveLocation,
     Bound,
     BoundKind,
-    Ends,
-    by_place,
-    by_topic,
+    NextOffsets,
+    TopicPartition,
+    json_offsets,
+    parse_offsets,
 )
 
 # The offsets of each partition that one source reads: (start, end). LATEST: up to the last one.
-Half = Mapping[ArchiveLocation, tuple[int, int]]
+OffsetRanges = Mapping[TopicPartition, tuple[int, int]]
 
 _VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TierBoundary:
-    archived: Ends
-    live: Ends
+    archived: NextOffsets
+    live: NextOffsets
 
     def encode(self) -> str:
-        document = {"archived": by_topic(self.archived), "live": by_topic(self.live)}
+        document = {"archived": json_offsets(self.archived), "live": json_offsets(self.live)}
         return json.dumps({"version": _VERSION, **document})
 
     @classmethod
@@ -47,7 +47,7 @@ class TierBoundary:
                 return cls._from_first_format(document)
             if document["version"] != _VERSION:
                 raise ConfigError(f"archive then live: {name} is of a later version of fetchproxy")
-            return cls(by_place(document["archived"]), by_place(document["live"]))
+            return cls(parse_offsets(document["archived"]), parse_offsets(document["live"]))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ConfigError(
                 f"archive then live: the crossing file {name} is damaged: restore it from a copy, "
@@ -56,49 +56,51 @@ class TierBoundary:
 
     @classmethod
     def _from_first_format(cls, document: Mapping[str, Mapping[str, int]]) -> TierBoundary:
-        every = by_place(document)
-        archived = {place: end for place, end in every.items() if end != EARLIEST}
-        return cls(archived, {place: end for place, end in every.items() if end == EARLIEST})
+        every = parse_offsets(document)
+        archived = {tp: end for tp, end in every.items() if end != EARLIEST}
+        return cls(archived, {tp: end for tp, end in every.items() if end == EARLIEST})
 
 
-def halves(tier_boundary: TierBoundary, starting: Bound, ending: Bound) -> tuple[Half, Half]:
+def split_at_boundary(
+    tier_boundary: TierBoundary, starting: Bound, ending: Bound
+) -> tuple[OffsetRanges, OffsetRanges]:
     """The offsets of the history and of the live half. Raises ConfigError."""
-    places = [*tier_boundary.archived, *tier_boundary.live]
+    tps = [*tier_boundary.archived, *tier_boundary.live]
     for side, bound in (("starting", starting), ("ending", ending)):
-        if bound.kind is BoundKind.OFFSETS and set(bound.by_partition) != set(places):
-            odd = min(set(bound.by_partition) ^ set(places))
+        if bound.kind is BoundKind.OFFSETS and set(bound.by_partition) != set(tps):
+            odd = min(set(bound.by_partition) ^ set(tps))
             raise ConfigError(
                 f"archive then live: {side}Offsets has to name each partition, and no other: {odd}"
             )
-    history: dict[ArchiveLocation, tuple[int, int]] = {}
-    live: dict[ArchiveLocation, tuple[int, int]] = {}
-    for place in sorted(places):
-        start, end = _bound_offset(starting, place), _bound_offset(ending, place)
-        cross = tier_boundary.archived.get(place)
-        if start != LATEST and cross is not None and start < cross:
-            history[place] = (start, cross if end == LATEST else min(end, cross))
-            live_from = cross
+    history: dict[TopicPartition, tuple[int, int]] = {}
+    live: dict[TopicPartition, tuple[int, int]] = {}
+    for tp in sorted(tps):
+        start, end = _bound_offset(starting, tp), _bound_offset(ending, tp)
+        boundary = tier_boundary.archived.get(tp)
+        if start != LATEST and boundary is not None and start < boundary:
+            history[tp] = (start, boundary if end == LATEST else min(end, boundary))
+            live_from = boundary
         else:
             # Even below the brokers' log start offset: Spark's source decides if that is a loss.
-            live_from = tier_boundary.live.get(place, EARLIEST) if start == EARLIEST else start
+            live_from = tier_boundary.live.get(tp, EARLIEST) if start == EARLIEST else start
         if end == LATEST or end > live_from:
-            live[place] = (live_from, end)
+            live[tp] = (live_from, end)
     return history, live
 
 
-def _bound_offset(bound: Bound, place: ArchiveLocation) -> int:
+def _bound_offset(bound: Bound, tp: TopicPartition) -> int:
     if bound.kind is BoundKind.OFFSETS:
-        return bound.by_partition[place]
+        return bound.by_partition[tp]
     return LATEST if bound.kind is BoundKind.LATEST else EARLIEST
 
 
-def as_json(offsets: Ends) -> str:
+def as_json(offsets: NextOffsets) -> str:
     """The JSON that both sources take."""
-    return json.dumps(by_topic(offsets))
+    return json.dumps(json_offsets(offsets))
 
 
-def as_assign(places: Mapping[ArchiveLocation, object]) -> str:
+def as_assign(tps: Mapping[TopicPartition, object]) -> str:
     document: dict[str, list[int]] = {}
-    for topic, partition in sorted(places):
+    for topic, partition in sorted(tps):
         document.setdefault(topic, []).append(partition)
     return json.dumps(document)

@@ -138,7 +138,7 @@ class Listener:
                 self.limits.tls_handshake_max_ms,
                 self.limits.tls_handshakes_max,
                 admit=self._admit,
-                ended=self._uncount,
+                on_end=self._uncount,
                 warnings=self.warnings,
                 knows=self._knows,
             )
@@ -304,7 +304,7 @@ class Listener:
         """
         try:
             async with asyncio.timeout_at(until):
-                while self._sessions or (self._acceptor is not None and self._acceptor.shaking):
+                while self._sessions or (self._acceptor is not None and self._acceptor.handshakes):
                     self._empty.clear()
                     await self._empty.wait()
         except TimeoutError:

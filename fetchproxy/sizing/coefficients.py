@@ -47,7 +47,7 @@ class Coefficients:
     segment_reads_by_reader: int = 2
     chunk_bytes: int = 4 * 1024 * 1024
 
-    # A listing is one request for each page. `.log`, `.index`, `.epochs`, `.metadata`.
+    # `.log`, `.index`, `.epochs`, `.metadata`. A listing is one request for each page of objects.
     objects_per_segment: int = 4
     page_objects: int = 1_000
 
@@ -62,15 +62,15 @@ class Coefficients:
     proxy_listings: int = 50_400
     positions_reads: int = 28_800
     owner_reads: int = 43_200
-    # A partition's looks a day: of its archiver (each minute, and at least each five), and of a
-    # proxy whose clients replay it.
-    refresh_looks: int = 1_440
-    retention_looks: int = 288
-    replay_looks: int = 2_880
-    # A look at a long partition lists its two ends, and some looks a day list everything.
+    # How often a day a partition is listed: by its archiver (to refresh the view, and for
+    # retention), and by a proxy whose clients replay it.
+    refresh_listings: int = 1_440
+    retention_listings: int = 288
+    replay_listings: int = 2_880
+    # Of a long partition only the two ends are listed, and a few times a day everything.
     whole_below_segments: int = 500
     ends_listings: int = 2
-    whole_looks: int = 4
+    full_listings: int = 4
     # Searches for orphans a day list everything: fewer if that takes many pages, but one.
     orphan_searches: int = 24
     orphan_pages: int = 768

@@ -95,12 +95,12 @@ class Estimate:
     costs_per_month: Costs
 
 
-def estimate(load: Workload, prices: Prices, unit: Coefficients = COEFFICIENTS) -> Estimate:
-    segments = _segments(load, unit)
-    machines = _machines(load, segments, unit)
-    requests = _requests(load, segments, machines, unit)
+def estimate(load: Workload, prices: Prices, coefficients: Coefficients = COEFFICIENTS) -> Estimate:
+    segments = _segments(load, coefficients)
+    machines = _machines(load, segments, coefficients)
+    requests = _requests(load, segments, machines, coefficients)
     stored_gb = load.mb_per_s * DAY_S * load.retention_days * load.ratio / 1000
-    stored_gb += _besides_segments_gb(load, segments, unit)
+    stored_gb += _other_objects_gb(load, segments, coefficients)
     return Estimate(
         segments=segments,
         machines=machines,
@@ -110,47 +110,51 @@ def estimate(load: Workload, prices: Prices, unit: Coefficients = COEFFICIENTS) 
     )
 
 
-def _besides_segments_gb(load: Workload, segments: SegmentTotals, unit: Coefficients) -> float:
+def _other_objects_gb(load: Workload, segments: SegmentTotals, coefficients: Coefficients) -> float:
     """A journal has what no finished segment has, uncompressed. A state has a line a topic."""
     journal_s = DAY_S / segments.per_partition_day if load.recovery_point_s else 0
     states = 0.0
     if load.state_interval_s:
-        states = 3600 / load.state_interval_s + unit.states_of_hours
-    states_bytes = states * load.partitions * unit.state_bytes_per_partition
+        states = 3600 / load.state_interval_s + coefficients.states_of_hours
+    states_bytes = states * load.partitions * coefficients.state_bytes_per_partition
     return load.mb_per_s * journal_s / 1000 + states_bytes / 1e9
 
 
-def log_writes(stored_bytes: float, unit: Coefficients) -> int:
+def log_writes(stored_bytes: float, coefficients: Coefficients) -> int:
     """The requests that write a log of this size."""
-    parts = max(1, ceil(stored_bytes / unit.part_bytes))
-    return parts + (unit.multipart_writes if parts > 1 else 0)
+    parts = max(1, ceil(stored_bytes / coefficients.part_bytes))
+    return parts + (coefficients.multipart_writes if parts > 1 else 0)
 
 
-def _segments(load: Workload, unit: Coefficients) -> SegmentTotals:
+def _segments(load: Workload, coefficients: Coefficients) -> SegmentTotals:
     """A segment is closed when it is full or old, whichever comes first."""
     bytes_per_day = load.mb_per_s * 1e6 * DAY_S / load.partitions
     by_size, by_age = bytes_per_day / load.segment_bytes, DAY_S / load.segment_age_s
     a_day = max(by_size, by_age)
-    objects = a_day * load.retention_days * unit.objects_per_segment
+    objects = a_day * load.retention_days * coefficients.objects_per_segment
     return SegmentTotals(
         per_partition_day=a_day,
         per_day=a_day * load.partitions,
         kept=a_day * load.partitions * load.retention_days,
         log_bytes=bytes_per_day / a_day,
-        pages=max(1, ceil(objects / unit.page_objects)),
+        pages=max(1, ceil(objects / coefficients.page_objects)),
     )
 
 
-def _machines(load: Workload, segments: SegmentTotals, unit: Coefficients) -> Machines:
+def _machines(load: Workload, segments: SegmentTotals, coefficients: Coefficients) -> Machines:
     tail_mb, by_topic = load.mb_per_s * load.readers, load.manager == "topic"
-    proxy_cores = tail_mb / 1000 * unit.tail_cpu_s_per_gb
-    proxy_cores += load.replay_mb_per_s / 1000 * unit.replay_cpu_s_per_gb
-    archiver_cores = load.mb_per_s / 1000 * unit.archiving_cpu_s_per_gb
+    proxy_cores = tail_mb / 1000 * coefficients.tail_cpu_s_per_gb
+    proxy_cores += load.replay_mb_per_s / 1000 * coefficients.replay_cpu_s_per_gb
+    archiver_cores = load.mb_per_s / 1000 * coefficients.archiving_cpu_s_per_gb
     proxies, archivers = (
-        max(unit.processes_min, ceil(cores / unit.core_share_max))
+        max(coefficients.processes_min, ceil(cores / coefficients.core_share_max))
         for cores in (proxy_cores, archiver_cores)
     )
-    a_segment = unit.segment_memory_topic_bytes if by_topic else unit.segment_memory_store_bytes
+    a_segment = (
+        coefficients.segment_memory_topic_bytes
+        if by_topic
+        else coefficients.segment_memory_store_bytes
+    )
     # By topic each process knows all segments; from the store an archiver those that it archives,
     # and a proxy those of partitions that are replayed.
     of_archiver = segments.kept if by_topic else segments.kept / archivers
@@ -161,8 +165,8 @@ def _machines(load: Workload, segments: SegmentTotals, unit: Coefficients) -> Ma
         cores=proxies + archivers,
         proxy_cores=proxy_cores,
         archiver_cores=archiver_cores,
-        proxy_memory_bytes=unit.proxy_bytes + of_proxy * a_segment,
-        archiver_memory_bytes=unit.archiver_bytes + of_archiver * a_segment,
+        proxy_memory_bytes=coefficients.proxy_bytes + of_proxy * a_segment,
+        archiver_memory_bytes=coefficients.archiver_bytes + of_archiver * a_segment,
         archiver_spool_bytes=load.partitions / archivers * segments.log_bytes,
         proxies_mb_per_s=tail_mb + load.replay_mb_per_s,
         archivers_mb_per_s=load.mb_per_s,
@@ -170,61 +174,70 @@ def _machines(load: Workload, segments: SegmentTotals, unit: Coefficients) -> Ma
 
 
 def _requests(
-    load: Workload, segments: SegmentTotals, machines: Machines, unit: Coefficients
+    load: Workload, segments: SegmentTotals, machines: Machines, coefficients: Coefficients
 ) -> Requests:
     by_store = load.manager == "store"
     replay_bytes = load.replay_mb_per_s * 1e6 * DAY_S
     replayed = replay_bytes / segments.log_bytes if segments.log_bytes >= 1 else 0
-    of_segment = unit.segment_writes + log_writes(segments.log_bytes * load.ratio, unit)
+    of_segment = coefficients.segment_writes + log_writes(
+        segments.log_bytes * load.ratio, coefficients
+    )
     processes = machines.proxies + machines.archivers
     states = DAY_S / load.state_interval_s if load.state_interval_s else 0
-    journals, of_journal = _journals(load, machines, unit)
+    journals, of_journal = _journals(load, machines, coefficients)
     return Requests(
-        writes=segments.per_day * (of_segment + unit.deletion_writes)
-        + machines.archivers * unit.archiver_writes
+        writes=segments.per_day * (of_segment + coefficients.deletion_writes)
+        + machines.archivers * coefficients.archiver_writes
         + journals * of_journal
         + states,
-        listings=load.partitions * _listings(load, segments, unit)
-        + machines.archivers * unit.archiver_listings
-        + machines.proxies * unit.proxy_listings
+        listings=load.partitions * _listings(load, segments, coefficients)
+        + machines.archivers * coefficients.archiver_listings
+        + machines.proxies * coefficients.proxy_listings
         + states,
-        reads=segments.per_day * (unit.segment_reads_store + unit.deletion_reads_store) * by_store
-        + segments.per_day * unit.segment_owner_reads
-        + machines.archivers * unit.owner_reads
-        + processes * machines.archivers * unit.positions_reads
-        + replayed * unit.segment_reads_by_reader
-        + replay_bytes * load.ratio / unit.chunk_bytes,
-        deletes=segments.per_day * unit.deletion_deletes + journals + states,
+        reads=segments.per_day
+        * (coefficients.segment_reads_store + coefficients.deletion_reads_store)
+        * by_store
+        + segments.per_day * coefficients.segment_owner_reads
+        + machines.archivers * coefficients.owner_reads
+        + processes * machines.archivers * coefficients.positions_reads
+        + replayed * coefficients.segment_reads_by_reader
+        + replay_bytes * load.ratio / coefficients.chunk_bytes,
+        deletes=segments.per_day * coefficients.deletion_deletes + journals + states,
     )
 
 
-def _journals(load: Workload, machines: Machines, unit: Coefficients) -> tuple[float, int]:
+def _journals(load: Workload, machines: Machines, coefficients: Coefficients) -> tuple[float, int]:
     """A day's objects of all archivers' journals, and the requests that write one."""
     if not load.recovery_point_s:
         return 0, 0
     object_bytes = load.mb_per_s * 1e6 * load.recovery_point_s / machines.archivers
-    return machines.archivers * DAY_S / load.recovery_point_s, log_writes(object_bytes, unit)
+    return machines.archivers * DAY_S / load.recovery_point_s, log_writes(
+        object_bytes, coefficients
+    )
 
 
-def _listings(load: Workload, segments: SegmentTotals, unit: Coefficients) -> float:
+def _listings(load: Workload, segments: SegmentTotals, coefficients: Coefficients) -> float:
     """A day's requests that list one partition, or its ends."""
     pages = segments.pages
-    searches = max(unit.orphan_searches_min, unit.orphan_pages / pages)
-    searches = min(unit.orphan_searches, searches)
+    searches = max(coefficients.orphan_searches_min, coefficients.orphan_pages / pages)
+    searches = min(coefficients.orphan_searches, searches)
     if load.manager == "topic":
         return searches * pages
     copies = segments.per_partition_day
-    # A copy looks itself, so the next timed look comes later.
-    looks = copies * unit.segment_listings_store
-    looks += max(unit.retention_looks, unit.refresh_looks - copies)
-    # After a search the archiver looks at everything, too.
-    whole_looks = searches + max(searches, unit.whole_looks)
-    if segments.kept / load.partitions < unit.whole_below_segments:
-        replay_looks = unit.replay_looks * (load.replay_mb_per_s > 0)
-        return (looks + 2 * searches + replay_looks) * pages
+    # A copy lists the partition itself, which puts off the next timed listing.
+    listings = copies * coefficients.segment_listings_store
+    listings += max(coefficients.retention_listings, coefficients.refresh_listings - copies)
+    # After a search for orphans the archiver lists everything, too.
+    full_listings = searches + max(searches, coefficients.full_listings)
+    if segments.kept / load.partitions < coefficients.whole_below_segments:
+        replay_listings = coefficients.replay_listings * (load.replay_mb_per_s > 0)
+        return (listings + 2 * searches + replay_listings) * pages
     if load.replay_mb_per_s > 0:
-        looks, whole_looks = looks + unit.replay_looks, whole_looks + unit.whole_looks
-    return looks * unit.ends_listings + whole_looks * pages
+        listings, full_listings = (
+            listings + coefficients.replay_listings,
+            full_listings + coefficients.full_listings,
+        )
+    return listings * coefficients.ends_listings + full_listings * pages
 
 
 def _costs(load: Workload, stored_gb: float, requests: Requests, prices: Prices) -> Costs:

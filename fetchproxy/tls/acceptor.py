@@ -15,7 +15,7 @@ import structlog
 
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, TLS_HANDSHAKES_FAILED
-from fetchproxy.tls.alerts import SHAKING
+from fetchproxy.tls.alerts import HANDSHAKE_PEER
 from fetchproxy.tls.handshake_errors import (
     HandshakesMax,
     NotTls,
@@ -58,7 +58,7 @@ class TlsAcceptor:
     """Pass `protocol_factory(new_protocol)` to `loop.create_server`, without `ssl=`.
 
     `admit()` returns False, and reports it, if there is one connection too many; the acceptor then
-    closes the connection. The acceptor calls `ended()` for each admitted connection when its
+    closes the connection. The acceptor calls `on_end()` for each admitted connection when its
     handshake has ended. `knows` says whether a server name is ours; None accepts all.
     """
 
@@ -66,61 +66,61 @@ class TlsAcceptor:
     handshake_max_ms: int
     handshakes_max: int
     admit: Callable[[str], bool]
-    ended: Callable[[str], None]
+    on_end: Callable[[str], None]
     warnings: SparingWarnings
     knows: Callable[[str | None], bool] | None = None
     # Both in the order of their beginning: connections without a byte yet, and handshakes.
-    _silent: dict[_Gate, None] = field(default_factory=dict)
-    _shaking: dict[_Gate, None] = field(default_factory=dict)
+    _without_byte: dict[_Handshake, None] = field(default_factory=dict)
+    _handshakes: dict[_Handshake, None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """The number of connections whose handshake has not ended."""
-        return len(self._silent) + len(self._shaking)
+        return len(self._without_byte) + len(self._handshakes)
 
     @property
-    def shaking(self) -> int:
+    def handshakes(self) -> int:
         """The number of handshakes that have begun and not ended."""
-        return len(self._shaking)
+        return len(self._handshakes)
 
     def protocol_factory(self, new_protocol: NewProtocol) -> Callable[[], ClientProtocol]:
-        return lambda: _Gate(self, new_protocol)
+        return lambda: _Handshake(self, new_protocol)
 
     def close(self) -> None:
         """Ends the handshakes under way. Connections that were handed on stay open."""
-        for gate in (*self._silent, *self._shaking):
-            gate.abort()
+        for handshake in (*self._without_byte, *self._handshakes):
+            handshake.abort()
 
     # -- called by the gates ---------------------------------------------------------------------
-    def accepted(self, gate: _Gate) -> bool:
+    def accepted(self, handshake: _Handshake) -> bool:
         """False: there is one connection too many."""
-        if not self.admit(gate.client):
+        if not self.admit(handshake.client):
             return False
-        self._silent[gate] = None
+        self._without_byte[handshake] = None
         return True
 
-    def begun(self, gate: _Gate) -> None:
+    def handshake_began(self, handshake: _Handshake) -> None:
         """Makes room for the handshake: clients that are still there try again.
 
         The oldest has had the most time. A client's part of a handshake takes a round trip, and
         this limit takes as many handshakes in that time as a core can begin.
         """
-        self._silent.pop(gate, None)
-        self._shaking[gate] = None
-        if len(self._shaking) > self.handshakes_max:
+        self._without_byte.pop(handshake, None)
+        self._handshakes[handshake] = None
+        if len(self._handshakes) > self.handshakes_max:
             LIMITS_REACHED.labels("tls_handshakes_max").inc()
-            next(iter(self._shaking)).give_way()
+            next(iter(self._handshakes)).close_for_newer()
 
-    def finished(self, gate: _Gate, error: BaseException | None) -> None:
+    def handshake_ended(self, handshake: _Handshake, error: BaseException | None) -> None:
         """`error`: None if the handshake has succeeded."""
-        self._silent.pop(gate, None)
-        self._shaking.pop(gate, None)
-        self.ended(gate.client)
+        self._without_byte.pop(handshake, None)
+        self._handshakes.pop(handshake, None)
+        self.on_end(handshake.client)
         if isinstance(error, OSError):
-            self._log_failed_handshake(gate.client, gate.server_name, error)
+            self._log_failed_handshake(handshake.client, handshake.server_name, error)
         elif error is not None:
             log.error(
                 "tls_handshake_crashed",
-                client=gate.client,
+                client=handshake.client,
                 error=repr(error),
                 hint="report a bug",
             )
@@ -144,7 +144,7 @@ class TlsAcceptor:
         )
 
 
-class _Gate(ClientProtocol):
+class _Handshake(ClientProtocol):
     """One connection from its acceptance to the end of its handshake, or to its failure.
 
     Until the first bytes it is the raw socket's protocol; during the handshake it is TLS's.
@@ -155,8 +155,8 @@ class _Gate(ClientProtocol):
         self.knows = acceptor.knows or (lambda name: True)
         self._new_protocol = new_protocol
         self._raw: asyncio.Transport | None = None
-        self._ends: asyncio.TimerHandle | None = None  # while no byte has come
-        self._over = False
+        self._first_byte_timer: asyncio.TimerHandle | None = None  # while no byte has come
+        self._is_over = False
         self.client = ""
         self.server_name: str | None = None
 
@@ -167,10 +167,10 @@ class _Gate(ClientProtocol):
         self._raw = cast(asyncio.Transport, transport)
         self.client = self.address_of_client(transport)
         if not self._acceptor.accepted(self):
-            self._over = True
+            self._is_over = True
             self._raw.abort()
             return
-        self._ends = asyncio.get_running_loop().call_later(
+        self._first_byte_timer = asyncio.get_running_loop().call_later(
             self._acceptor.handshake_max_ms / 1000, self._fail, TimeoutError()
         )
 
@@ -179,29 +179,29 @@ class _Gate(ClientProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """The first bytes of a handshake. They are in the buffer from which TLS reads."""
-        if self._over:
+        if self._is_over:
             return
         assert self._raw is not None
-        assert self._ends is not None
+        assert self._first_byte_timer is not None
         first = int.from_bytes(self._acceptor.source.receive[:4], signed=True)
         other = other_protocol(first) if nbytes >= 4 else None
         if other not in (None, "TLS"):
             self._fail(NotTls(other))
             return
         loop = asyncio.get_running_loop()
-        left_s = self._ends.when() - loop.time()
-        self._ends.cancel()
-        self._acceptor.begun(self)
-        ended: asyncio.Future[None] = loop.create_future()
-        ended.add_done_callback(self._ended)
-        token = SHAKING.set(self)
+        left_s = self._first_byte_timer.when() - loop.time()
+        self._first_byte_timer.cancel()
+        self._acceptor.handshake_began(self)
+        tls_ended: asyncio.Future[None] = loop.create_future()
+        tls_ended.add_done_callback(self._on_tls_end)
+        token = HANDSHAKE_PEER.set(self)
         try:
-            tls = self._acceptor.source.protocol(self, ended, max(left_s, 0.001))
+            tls = self._acceptor.source.protocol(self, tls_ended, max(left_s, 0.001))
         finally:
-            SHAKING.reset(token)
-        # An error of the next calls has this frame, and `ended` has the error: together they would
-        # be garbage that refers to itself, with all of TLS, and stay for hours (ADR 0071).
-        del ended
+            HANDSHAKE_PEER.reset(token)
+        # An error of the next calls has this frame, and `tls_ended` has the error: together they
+        # would be garbage that refers to itself, with all of TLS, and stay for hours (ADR 0071).
+        del tls_ended
         self._raw.set_protocol(tls)
         tls.connection_made(self._raw)
         tls.buffer_updated(nbytes)
@@ -219,7 +219,7 @@ class _Gate(ClientProtocol):
         if self._raw is not None:
             self._raw.abort()
 
-    def give_way(self) -> None:
+    def close_for_newer(self) -> None:
         """Closes the connection in favour of newer ones."""
         self._fail(HandshakesMax(f"{self._acceptor.handshakes_max} newer handshakes are under way"))
 
@@ -227,25 +227,25 @@ class _Gate(ClientProtocol):
         self._finish(error)
         self.abort()
 
-    def _ended(self, ended: asyncio.Future[None]) -> None:
-        if ended.cancelled():
+    def _on_tls_end(self, tls_ended: asyncio.Future[None]) -> None:
+        if tls_ended.cancelled():
             return
-        error = ended.exception() or ConnectionResetError("closed within the handshake")
+        error = tls_ended.exception() or ConnectionResetError("closed within the handshake")
         # asyncio's frames have the error, too: as in `buffer_updated`.
         self._finish(error.with_traceback(None))
 
     def _finish(self, error: BaseException | None) -> None:
         """Only the first call counts."""
-        if self._over:
+        if self._is_over:
             return
-        self._over = True
-        if self._ends is not None:
-            self._ends.cancel()
-        self._acceptor.finished(self, error)
+        self._is_over = True
+        if self._first_byte_timer is not None:
+            self._first_byte_timer.cancel()
+        self._acceptor.handshake_ended(self, error)
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
         """The handshake has succeeded."""
-        if self._over or transport.is_closing():
+        if self._is_over or transport.is_closing():
             return
         self._finish(None)
         protocol = self._new_protocol(self.server_name)

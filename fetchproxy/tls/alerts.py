@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Protocol, cast
 
 # The peer whose TLS begins: asyncio calls `wrap_bio` without our arguments.
-SHAKING: ContextVar[Peer] = ContextVar("shaking")
+HANDSHAKE_PEER: ContextVar[Peer] = ContextVar("shaking")
 
 
 class Peer(Protocol):
@@ -41,7 +41,7 @@ class ServerSideObject(ssl.SSLObject):
 
 
 class ServerSideContext(ssl.SSLContext):
-    """Create with `ServerSideContext(ssl.PROTOCOL_TLS_SERVER)`. Set `SHAKING` before using it."""
+    """Create with `ServerSideContext(ssl.PROTOCOL_TLS_SERVER)`. Set `HANDSHAKE_PEER` before use."""
 
     sslobject_class = ServerSideObject
 
@@ -57,7 +57,7 @@ class ServerSideContext(ssl.SSLContext):
             ServerSideObject,
             super().wrap_bio(incoming, outgoing, server_side, server_hostname, session),
         )
-        tls.peer, tls.outgoing = SHAKING.get(), outgoing
+        tls.peer, tls.outgoing = HANDSHAKE_PEER.get(), outgoing
         return tls
 
 

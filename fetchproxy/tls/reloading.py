@@ -21,7 +21,7 @@ from fetchproxy.tls.protocol import RECEIVE_BYTES, TlsProtocol
 log = structlog.get_logger(__name__)
 
 EXPIRY_WARNING_INTERVAL_S = 86_400.0
-# Time between two looks at the files of certificates, keys and authorities. A look is a stat each.
+# Time between two checks of the files of certificates, keys and authorities: a stat each.
 RELOAD_INTERVAL_MS = 10_000
 # A certificate with less time left than this causes a warning once a day. ACME renews 30 days
 # ahead; at half of that, renewing has failed, and there is time to repair it.
@@ -67,8 +67,8 @@ class ReloadingContext:
             self.receive, app, self.context, waiter, handshake_max_s, server_hostname
         )
 
-    async def look(self) -> None:
-        """Reloads if a file has changed, or could not be used at the last look."""
+    async def reload_if_changed(self) -> None:
+        """Reloads if a file has changed, or could not be used at the last check."""
         stamps = await asyncio.to_thread(self._stamps)
         if stamps == self._loaded_stamps and self._fault is None:
             return
@@ -84,7 +84,7 @@ class ReloadingContext:
                 Condition(Kind.TLS_FILES_UNUSABLE, message, self.place), error=self._fault
             )
             return
-        # Stamps from before the load: a file that changed meanwhile is loaded at the next look.
+        # Stamps from before the load: a file that changed meanwhile is loaded at the next check.
         self._loaded_stamps, self._loaded, self._fault = stamps, loaded, None
         self._warned_at = None
         self.health.clear(Kind.TLS_FILES_UNUSABLE, self.place)
@@ -141,6 +141,6 @@ async def keep_fresh(
     in_use = [context for context in contexts if context is not None]
     while True:
         for context in in_use:
-            await context.look()
+            await context.reload_if_changed()
             context.warn_of_expiry(wall_clock_ms(), EXPIRY_WARNING_MS)
         await asyncio.sleep(interval_ms / 1000)

@@ -26,13 +26,13 @@ from fetchproxy.console.rows import LIMIT_MAX, BadPage, page_query, skipped_rows
 from fetchproxy.console.server import HttpConsole, refused_rows
 from fetchproxy.workers.drill import DrillOfAll
 from fetchproxy.workers.merging import (
+    concatenated,
     merged_conditions,
     merged_groups,
     merged_lines,
     merged_metrics,
     merged_readers,
     merged_status,
-    one_after_the_other,
 )
 
 _Merge = Callable[[Sequence[list[dict[str, Any]]]], list[dict[str, Any]]]
@@ -45,7 +45,7 @@ MERGED: Mapping[str, _Merge] = {
     GROUPS: merged_groups,
     "/api/conditions": merged_conditions,
     "/api/log": merged_lines,
-    PROCESSES: one_after_the_other,
+    PROCESSES: concatenated,
 }
 # A worker answers within a turn of its loop; archived records come from the store.
 _WORKER_MAX_S, _RECORDS_MAX_S = 5.0, 60.0
@@ -82,7 +82,7 @@ class WorkersConsole(HttpConsole):
     async def _readyz(self, request: web.Request) -> web.Response:
         """200 if one worker is ready: it has the same ports as all others."""
         statuses = [json.loads(text) for text in (await self._responses("/readyz")).values()]
-        ready = not self._leaving() and any(one["ready"] for one in statuses)
+        ready = not self._leaving() and any(status["ready"] for status in statuses)
         missing = sorted({name for status in statuses for name in status["missing"]})
         if not statuses:
             missing = ["workers: none runs"]
@@ -110,7 +110,7 @@ class WorkersConsole(HttpConsole):
     async def _of_first(
         self, request: web.Request, wait_max_s: float = _WORKER_MAX_S
     ) -> web.Response:
-        """What the first worker answers that gives an answer, whatever it is."""
+        """The response of the first worker that responds."""
         path = request.rel_url.raw_path_qs  # begins with a slash, whatever the client wrote
         async with self._session(wait_max_s) as session:
             for _, url in sorted(self._consoles.items()):

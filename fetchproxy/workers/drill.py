@@ -44,10 +44,14 @@ class DrillOfAll:
             return refusal
         query = request.rel_url.raw_query_string
         responses = await self._ask("POST", query, self.consoles)
-        refused = [number for number, one in responses.items() if one.status != HTTPStatus.OK]
+        refused = [
+            number for number, response in responses.items() if response.status != HTTPStatus.OK
+        ]
         if len(refused) < len(responses):  # one worker has a connection to the broker
             responses |= await self._ask("POST", f"{query}&{UNCONNECTED}", refused)
-        began = [number for number, one in responses.items() if one.status == HTTPStatus.OK]
+        began = [
+            number for number, response in responses.items() if response.status == HTTPStatus.OK
+        ]
         if len(began) < len(responses):
             await self._ask("DELETE", "", began)
         return _of_all(responses)
@@ -81,8 +85,8 @@ def _of_all(responses: Mapping[int, _WorkerResponse]) -> web.Response:
     """The first refusal, else the state of the drill that lasts longest."""
     if not responses:
         return web.Response(status=503, text="no worker runs\n")
-    for one in responses.values():
-        if one.status != HTTPStatus.OK:
-            return web.Response(status=one.status, text=one.text)
-    states = [json.loads(one.text) for one in responses.values()]
+    for response in responses.values():
+        if response.status != HTTPStatus.OK:
+            return web.Response(status=response.status, text=response.text)
+    states = [json.loads(response.text) for response in responses.values()]
     return web.json_response(max(states, key=lambda state: float(state["left_s"])))

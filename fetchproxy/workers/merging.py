@@ -72,8 +72,8 @@ def _merge_conditions(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]
     """A condition that several workers have is shown once."""
     by_kind: dict[tuple[str, str], dict[str, Any]] = {}
     for status in statuses:
-        for one in status["conditions"]:
-            by_kind.setdefault((one["kind"], one["subject"]), one)
+        for condition in status["conditions"]:
+            by_kind.setdefault((condition["kind"], condition["subject"]), condition)
     merged["conditions"] = list(by_kind.values())
     counts: dict[str, int] = {}
     for status in statuses:
@@ -81,16 +81,16 @@ def _merge_conditions(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]
             counts[kind] = max(count, counts.get(kind, 0))
     merged["condition_counts"] = counts
     for name in ("headlines", "missing"):
-        merged[name] = list(dict.fromkeys(one for status in statuses for one in status[name]))
+        merged[name] = list(dict.fromkeys(text for status in statuses for text in status[name]))
     _merge_problems(merged, statuses)
 
 
 def _merge_problems(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> None:
-    """A problem of several workers is outlooks once. The outlook is the worst one."""
+    """A problem of several workers is shown once. The outlook is the worst one."""
     by_text: dict[str, dict[str, Any]] = {}
     for status in statuses:
-        for one in status["problems"]:
-            by_text.setdefault(one["kind"], one)
+        for problem in status["problems"]:
+            by_text.setdefault(problem["kind"], problem)
     merged["problems"] = sorted(by_text.values(), key=lambda one: _LEVELS.index(one["level"]))
     outlooks = [status["outlook"] for status in statuses if status["outlook"]["says"]]
     timed = [outlook for outlook in outlooks if outlook["lost_in_seconds"] is not None]
@@ -121,10 +121,10 @@ def merged_conditions(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[di
             row["first_offset"],
         )
         merged.setdefault(condition_key, row)
-    return sorted(merged.values(), key=_badness)
+    return sorted(merged.values(), key=_severity_order)
 
 
-def _badness(condition: dict[str, Any]) -> tuple[int, bool, int]:
+def _severity_order(condition: dict[str, Any]) -> tuple[int, bool, int]:
     level = _LEVELS.index(Level(condition["level"]))
     return level, not condition["missing"], _SEVERITY.get(condition["kind"], len(_SEVERITY))
 
@@ -135,7 +135,7 @@ def merged_lines(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[st
     return sorted(rows, key=lambda row: str(row["at"]), reverse=True)
 
 
-def one_after_the_other(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+def concatenated(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Rows of `/api/process`."""
     return [row for rows in of_workers for row in rows]
 

@@ -38,8 +38,8 @@ _COMMAND = (sys.executable, "-m", "fetchproxy.cli.worker")
 
 
 class Workers:
-    """`run` them until `ask`. `create`: see `OwnArchive`. What changes without a restart is taken
-    into `config`.
+    """The worker processes: `run` starts and restarts them until `ask`. `create`: see `OwnArchive`.
+    Settings that change without a restart are changed in `config`.
     """
 
     def __init__(
@@ -58,17 +58,19 @@ class Workers:
         """Let all workers drain, then end. See `fetchproxy.cli.running.run`."""
         if self._leaving.is_set():
             return False
-        self._leave()
+        self._stop_workers()
         return True
 
     async def run(self) -> None:
         """Raises ConfigError if the ports are taken, or no worker can start."""
-        with _bound(self._config) as port:
+        with _bound_port(self._config) as port:
             async with self._console() as console, asyncio.TaskGroup() as tasks:
                 following = tasks.create_task(self._follow_settings(console, port), name="settings")
                 async with asyncio.TaskGroup() as workers:
                     for number in range(self._count):
-                        workers.create_task(self._keep(number, port), name=f"worker-{number}")
+                        workers.create_task(
+                            self._keep_running(number, port), name=f"worker-{number}"
+                        )
                 following.cancel()
         if self._unusable:
             raise ConfigError("a worker could not start: the reason is above")
@@ -96,22 +98,22 @@ class Workers:
                 configure_logging(self._config.log, sys.stderr)
             for number, process in self._processes.items():
                 if process.returncode is None and process.stdin is not None:
-                    process.stdin.write(self._news(number, port))
+                    process.stdin.write(self._reload_message(number, port))
 
-    def _news(self, number: int, port: int) -> bytes:
+    def _reload_message(self, number: int, port: int) -> bytes:
         """The last reload, for a worker."""
         if self._last_reload is None:
             return b""
         config = config_of_worker(self._last_reload.config, number, port)
         return as_message(replace(self._last_reload, config=config))
 
-    def _leave(self) -> None:
+    def _stop_workers(self) -> None:
         self._leaving.set()
         for process in self._processes.values():
             if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
 
-    async def _keep(self, number: int, port: int) -> None:
+    async def _keep_running(self, number: int, port: int) -> None:
         """Run a worker, again and again, until all leave."""
         supervision = Supervision()
         clock = asyncio.get_running_loop().time
@@ -123,7 +125,7 @@ class Workers:
             pause_s = supervision.pause_after(exit_code, clock())
             if pause_s is None:
                 self._unusable = True
-                self._leave()
+                self._stop_workers()
                 return
             WORKER_RESTARTS.inc()
             log.error(
@@ -137,11 +139,13 @@ class Workers:
                 async with asyncio.timeout(pause_s):
                     await self._leaving.wait()
 
-    def _instructions(self, number: int, port: int) -> bytes:
+    def _start_message(self, number: int, port: int) -> bytes:
         """With the settings in force, and what is to be told of those that are not."""
         config = config_of_worker(self._config, number, port)
         creates = self._create and number == ARCHIVES
-        return as_message((number, config, creates, self._limits)) + self._news(number, port)
+        return as_message((number, config, creates, self._limits)) + self._reload_message(
+            number, port
+        )
 
     async def _run_one(self, number: int, port: int, supervision: Supervision) -> int:
         process = await asyncio.create_subprocess_exec(
@@ -159,7 +163,7 @@ class Workers:
             process.send_signal(signal.SIGTERM)
         try:
             with suppress(ConnectionError):  # it has ended already
-                process.stdin.write(self._instructions(number, port))
+                process.stdin.write(self._start_message(number, port))
                 await process.stdin.drain()
             if line := (await process.stdout.readline()).decode().strip():
                 supervision.serves()
@@ -174,7 +178,7 @@ class Workers:
 
 
 @contextmanager
-def _bound(config: Config) -> Iterator[int]:
+def _bound_port(config: Config) -> Iterator[int]:
     """The port of `gateway.listen`, which stays bound, so that no other program takes it while a
     worker is started again. Raises ConfigError if another program has it.
     """

@@ -169,7 +169,7 @@ class ArchivePass(ArchiverParts):
                 with suppress(RemoteStorageError):
                     bare_of_topic = of_topic.difference(await self._objects.list_topic(topic_id))
                     async for tp in cooperative(bare_of_topic):
-                        self.rlmm.note_bare(tp, began_at)
+                        self.rlmm.note_empty(tp, began_at)
                     bare |= bare_of_topic
         return bare
 

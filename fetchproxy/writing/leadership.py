@@ -17,7 +17,7 @@ from kafka.protocol.consumer.metadata import (
 )
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
-from fetchproxy.brokers.group_member import GroupDuties, GroupMember, GroupSettings
+from fetchproxy.brokers.group_member import AssignorCallbacks, GroupMember, GroupSettings
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
@@ -133,7 +133,7 @@ def _kept_partitions(
     return kept_by_member
 
 
-class ConsumerGroupLeadership(Leadership, GroupDuties):
+class ConsumerGroupLeadership(Leadership, AssignorCallbacks):
     """A member of the archivers' Kafka consumer group leads the partitions that the group assigns
     to it.
 
@@ -178,7 +178,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         elif self._topics != before:
             self._member.join_again()
 
-    # --- GroupDuties ---
+    # --- AssignorCallbacks ---
     def subscription(self, generation: int) -> bytes:
         topics = ConsumerProtocolSubscription.TopicPartition
         subscription = ConsumerProtocolSubscription(
@@ -190,7 +190,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         )
         return bytes(subscription.encode())
 
-    def share_out(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    def assign(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
         members = {
             member_id: _member(subscription) for member_id, subscription in subscriptions.items()
         }

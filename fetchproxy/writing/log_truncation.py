@@ -19,7 +19,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.leader_views import NO_EPOCH, Compared, LeaderLog, compare_with_leader
 from fetchproxy.metadata.lineage import (
-    Joint,
+    EpochTransition,
     Undecided,
     compared_lineage,
     compared_part,
@@ -104,18 +104,18 @@ def buried_copies(
     return TruncationPlan(tuple(drop), clip)
 
 
-def joints_of(
+def transitions_of(
     lineage: Sequence[EpochStart], archive_end: int | None, segment: AccumulatedSegment
-) -> tuple[tuple[EpochStart, ...], tuple[Joint, ...]]:
-    """Returns the lineage of archive and `segment`, and the joints where epochs meet. Records that
-    were read from several leaders are of one log only if the leader has these joints at the same
-    offsets.
+) -> tuple[tuple[EpochStart, ...], tuple[EpochTransition, ...]]:
+    """Returns the lineage of archive and `segment`, and the transitions between its epochs. Records
+    that were read from several leaders are of one log only if the leader has these transitions at
+    the same offsets.
     """
     epochs = rising(segment.leader_epochs)
     starts = [entry.start_offset for entry in segment.leader_epochs]
     end_by_start = dict(zip(starts, segment.epoch_ends or starts[1:], strict=False))
-    joints = [
-        Joint(
+    transitions = [
+        EpochTransition(
             one.epoch,
             min(end_by_start.get(one.start_offset, other.start_offset), other.start_offset),
             other.start_offset,
@@ -128,8 +128,8 @@ def joints_of(
         before = lineage[-1].epoch if lineage else epochs[0].epoch - 1
         if 0 <= before < epochs[0].epoch:
             known_to = begin if archive_end is None or not lineage else archive_end
-            joints.insert(0, Joint(before, known_to, begin))
-    return extend_lineage(lineage, segment.leader_epochs), tuple(joints)
+            transitions.insert(0, EpochTransition(before, known_to, begin))
+    return extend_lineage(lineage, segment.leader_epochs), tuple(transitions)
 
 
 def decided_below(
@@ -217,9 +217,9 @@ class LogTruncation:
         epochs, lineage = rising(segment.leader_epochs), archive.lineage
         if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
             raise LogDiverged(f"{segment.tp}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
-        whole_end, joints = joints_of(archive.compared, archive.archive_end, segment)
+        whole_end, transitions = transitions_of(archive.compared, archive.archive_end, segment)
         end = segment.end_offset + 1
-        shared, compared = await self._compare(segment.tp, whole_end, end, joints)
+        shared, compared = await self._compare(segment.tp, whole_end, end, transitions)
         if shared < end:
             raise LogDiverged(f"{segment.tp}: accumulated to {end}, the leader's log from {shared}")
         await self._check_same_leader(segment)
@@ -328,10 +328,10 @@ class LogTruncation:
         tp: TopicIdPartition,
         lineage: Sequence[EpochStart],
         end_offset: int,
-        joints: Sequence[Joint] = (),
+        transitions: Sequence[EpochTransition] = (),
     ) -> tuple[int, Compared]:
         """The offset at which the leader's log stops being the same, and the whole comparison."""
-        compared = await compare_with_leader(self.leader, tp, lineage, end_offset, joints)
+        compared = await compare_with_leader(self.leader, tp, lineage, end_offset, transitions)
         if isinstance(compared.result, Undecided):
             raise LogTruncated(
                 f"{tp}, archived up to {end_offset}: {compared.result.what}; choose which "

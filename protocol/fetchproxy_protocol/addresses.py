@@ -55,7 +55,7 @@ _TRANSACTIONAL_ID_FROM = 3
 _QUIET_PARTITION = frozenset((b"\x00\x00\x00", b"\x01\x00\x00"))
 
 
-class _Place(NamedTuple):
+class _AddressSpan(NamedTuple):
     """An address and the position of its host and port, which are adjacent in every API."""
 
     node_id: int
@@ -65,33 +65,33 @@ class _Place(NamedTuple):
     end: int
 
 
-class Located:
+class LocatedAddresses:
     """The addresses in a response, in order. `nodes`: each once. `tags_at`: where Produce's last
     tagged fields begin, which have a size before them; else 0.
     """
 
     def __init__(self) -> None:
-        self.places: list[_Place] = []
+        self.spans: list[_AddressSpan] = []
         self.nodes: dict[NodeAddress, None] = {}
         self.tags_at = 0
 
-    def add(self, address_place: _Place) -> None:
-        if _is_address(address_place):
-            self.places.append(address_place)
-            self.nodes[address_place[:3]] = None
+    def add(self, span: _AddressSpan) -> None:
+        if _is_address(span):
+            self.spans.append(span)
+            self.nodes[span[:3]] = None
 
 
 def locate_addresses(
     payload: Buffer, api_key: int, api_version: int
-) -> Generator[None, None, Located]:
+) -> Generator[None, None, LocatedAddresses]:
     """In steps. Raises `WireError`."""
-    located = Located()
+    located = LocatedAddresses()
     yield from _LOCATE[api_key](response_body(payload, api_key, api_version), api_version, located)
     return located
 
 
 def splice_addresses(
-    payload: Buffer, api_key: int, api_version: int, located: Located, lookup: Lookup
+    payload: Buffer, api_key: int, api_version: int, located: LocatedAddresses, lookup: Lookup
 ) -> Generator[None, None, bytes]:
     """The response with each address replaced by the result of `lookup`, in steps. Raises
     `WireError`.
@@ -103,12 +103,12 @@ def splice_addresses(
     flexible = is_flexible(api_key, api_version)
     pieces: list[Buffer] = []
     start = 0
-    for first in range(0, len(located.places), _ELEMENTS_PER_STEP):
+    for first in range(0, len(located.spans), _ELEMENTS_PER_STEP):
         if first:
             yield
-        some = located.places[first : first + _ELEMENTS_PER_STEP]
-        pieces += _replaced(payload, start, some[-1].end, some, flexible, lookup)
-        start = some[-1].end
+        step = located.spans[first : first + _ELEMENTS_PER_STEP]
+        pieces += _replaced(payload, start, step[-1].end, step, flexible, lookup)
+        start = step[-1].end
     return b"".join([*pieces, memoryview(payload)[start:]])
 
 
@@ -120,23 +120,23 @@ def rebootstrap_response(correlation_id: int) -> bytes:
     return head + nothing + INT16.pack(ErrorCode.REBOOTSTRAP_REQUIRED) + b"\x00"
 
 
-def read_place(cursor: Cursor, flexible: bool) -> _Place:
+def read_address_span(cursor: Cursor, flexible: bool) -> _AddressSpan:
     """Node id, host and port, in this order in every API."""
     node_id = cursor.int32()
     start = cursor.pos
     host = cursor.nullable_string(flexible) or ""
     port = cursor.int32()
-    return _Place(node_id, host, port, start, cursor.pos)
+    return _AddressSpan(node_id, host, port, start, cursor.pos)
 
 
-def read_node_endpoints(cursor: Cursor) -> list[_Place]:
+def read_node_endpoints(cursor: Cursor) -> list[_AddressSpan]:
     """The array of KIP-951, plain or inside its tag."""
-    places = []
+    spans = []
     for _ in range(_count(cursor, True, NODES_MAX)):
-        places.append(read_place(cursor, flexible=True))
+        spans.append(read_address_span(cursor, flexible=True))
         cursor.skip_string(flexible=True)
         cursor.skip_tags()
-    return places
+    return spans
 
 
 def _count(cursor: Cursor, flexible: bool, count_max: int) -> int:
@@ -149,13 +149,13 @@ def _count(cursor: Cursor, flexible: bool, count_max: int) -> int:
     return count
 
 
-def tagged_node_endpoints(cursor: Cursor) -> list[_Place]:
+def tagged_node_endpoints(cursor: Cursor) -> list[_AddressSpan]:
     """The endpoints in the last tagged-field section of a Fetch or Produce response."""
     return [
-        place
+        span
         for tag, start, end in cursor.tags()
         if tag == NODE_ENDPOINTS_TAG
-        for place in read_node_endpoints(Cursor(cursor.buf, start, end))
+        for span in read_node_endpoints(Cursor(cursor.buf, start, end))
     ]
 
 
@@ -169,8 +169,8 @@ def splice_node_endpoints_tag(tag_section: Buffer, lookup: Lookup) -> bytes:
     kept_from = 0
     for tag, start, end in Cursor(tag_section).tags():
         if tag == NODE_ENDPOINTS_TAG:
-            places = filter(_is_address, read_node_endpoints(Cursor(tag_section, start, end)))
-            data = b"".join(_replaced(tag_section, start, end, places, True, lookup))
+            spans = filter(_is_address, read_node_endpoints(Cursor(tag_section, start, end)))
+            data = b"".join(_replaced(tag_section, start, end, spans, True, lookup))
             size_start = _size_start(tag_section, start, end)
             pieces += [tag_section[kept_from:size_start], encode_uvarint(len(data)), data]
             kept_from = end
@@ -178,21 +178,21 @@ def splice_node_endpoints_tag(tag_section: Buffer, lookup: Lookup) -> bytes:
     return b"".join(pieces)
 
 
-def _is_address(place: _Place) -> bool:
-    return place.node_id >= 0 and place.host != ""
+def _is_address(span: _AddressSpan) -> bool:
+    return span.node_id >= 0 and span.host != ""
 
 
 def _replaced(
-    buf: Buffer, start: int, end: int, places: Iterable[_Place], flexible: bool, lookup: Lookup
+    buf: Buffer, start: int, end: int, spans: Iterable[_AddressSpan], flexible: bool, lookup: Lookup
 ) -> list[Buffer]:
-    """`buf[start:end]` in pieces, with other hosts and ports at `places`."""
+    """`buf[start:end]` in pieces, with other hosts and ports at `spans`."""
     view = memoryview(buf)
     pieces: list[Buffer] = []
-    for place in places:
-        host, port = lookup(*place[:3])
-        pieces.append(view[start : place.start])
+    for span in spans:
+        host, port = lookup(*span[:3])
+        pieces.append(view[start : span.start])
         pieces.append(encode_string(host, flexible) + INT32.pack(port))
-        start = place.end
+        start = span.end
     pieces.append(view[start:end])
     return pieces
 
@@ -220,7 +220,7 @@ def hide_node_endpoints(tags: bytes) -> bytes:
     return bytes(out)
 
 
-def _in_metadata(cursor: Cursor, version: int, located: Located) -> _Steps:
+def _in_metadata(cursor: Cursor, version: int, located: LocatedAddresses) -> _Steps:
     """The brokers come first; the topics after them are not read."""
     flexible = version >= 9
     if version >= 3:
@@ -228,13 +228,13 @@ def _in_metadata(cursor: Cursor, version: int, located: Located) -> _Steps:
     for number in range(_count(cursor, flexible, NODES_MAX)):
         if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
-        located.add(read_place(cursor, flexible))
+        located.add(read_address_span(cursor, flexible))
         if version >= 1:
             cursor.skip_string(flexible)
         cursor.skip_tags(flexible)
 
 
-def _in_find_coordinator(cursor: Cursor, version: int, located: Located) -> _Steps:
+def _in_find_coordinator(cursor: Cursor, version: int, located: LocatedAddresses) -> _Steps:
     """One address up to v3, one address a key from v4 on (KIP-699)."""
     flexible = version >= 3
     if version >= 1:
@@ -243,19 +243,19 @@ def _in_find_coordinator(cursor: Cursor, version: int, located: Located) -> _Ste
         cursor.skip(2, "error code")
         if version >= 1:
             cursor.skip_string(flexible)
-        located.add(read_place(cursor, flexible))
+        located.add(read_address_span(cursor, flexible))
         return
     for number in range(_count(cursor, flexible, COORDINATORS_MAX)):
         if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
         cursor.skip_string(flexible)
-        located.add(read_place(cursor, flexible))
+        located.add(read_address_span(cursor, flexible))
         cursor.skip(2, "error code")
         cursor.skip_string(flexible)
         cursor.skip_tags()
 
 
-def _in_describe_cluster(cursor: Cursor, version: int, located: Located) -> _Steps:
+def _in_describe_cluster(cursor: Cursor, version: int, located: LocatedAddresses) -> _Steps:
     """The brokers (KIP-700), or the controllers (KIP-919)."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
@@ -266,7 +266,7 @@ def _in_describe_cluster(cursor: Cursor, version: int, located: Located) -> _Ste
     for number in range(_count(cursor, True, NODES_MAX)):
         if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
-        located.add(read_place(cursor, flexible=True))
+        located.add(read_address_span(cursor, flexible=True))
         cursor.skip_string(flexible=True)
         if version >= 2:
             cursor.skip(1, "is fenced")
@@ -274,7 +274,7 @@ def _in_describe_cluster(cursor: Cursor, version: int, located: Located) -> _Ste
 
 
 def _behind_share_topics(
-    cursor: Cursor, lock_timeout: bool, fetched: bool, located: Located
+    cursor: Cursor, lock_timeout: bool, fetched: bool, located: LocatedAddresses
 ) -> _Steps:
     """ShareFetch and ShareAcknowledge (KIP-932): a plain array after all topics."""
     cursor.skip(6, "throttle time and error code")
@@ -308,8 +308,8 @@ def _behind_share_topics(
         if not passed % _ELEMENTS_PER_STEP:
             yield
         cursor.skip_tags()
-    for place in read_node_endpoints(cursor):
-        located.add(place)
+    for span in read_node_endpoints(cursor):
+        located.add(span)
 
 
 # Produce: NodeEndpoints are a tagged field of the whole response (KIP-951). Records are not read.
@@ -345,10 +345,10 @@ def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
         return 0
 
 
-def _in_produce(cursor: Cursor, version: int, located: Located) -> _Steps:
+def _in_produce(cursor: Cursor, version: int, located: LocatedAddresses) -> _Steps:
     located.tags_at = yield from _produce_tags(cursor, version)
-    for place in tagged_node_endpoints(Cursor(cursor.buf, located.tags_at)):
-        located.add(place)
+    for span in tagged_node_endpoints(Cursor(cursor.buf, located.tags_at)):
+        located.add(span)
 
 
 def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
@@ -387,7 +387,7 @@ def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
     return cursor.pos
 
 
-_LOCATE: dict[int, Callable[[Cursor, int, Located], _Steps]] = {
+_LOCATE: dict[int, Callable[[Cursor, int, LocatedAddresses], _Steps]] = {
     ApiKey.METADATA: _in_metadata,
     ApiKey.FIND_COORDINATOR: _in_find_coordinator,
     ApiKey.DESCRIBE_CLUSTER: _in_describe_cluster,

@@ -58,7 +58,7 @@ PartitionKey = tuple[TopicRef, int]
 # may have ten thousand partitions, bytes are small, and Python's garbage collector ignores them.
 FetchEntry = bytes
 
-# In an entry, by its size.
+# Where a field is in a FetchEntry, by the entry's size: the size shows the version.
 _OFFSET_AT = positions_by_size("FetchOffset")
 _BYTES_MAX_AT = positions_by_size("PartitionMaxBytes")
 _LEADER_EPOCH_AT = positions_by_size("CurrentLeaderEpoch")
@@ -336,7 +336,7 @@ def _read_partitions(
     for _ in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
         count = cursor.count(flexible) or 0
-        left = _within(left, count, "partitions")
+        left = _subtract_count(left, count, "partitions")
         for _ in range(count):
             start = cursor.skip(size, "fetch partition")
             cursor.skip_tags(flexible)
@@ -356,14 +356,14 @@ def _read_forgotten(cursor: Cursor, version: int, forgotten: list[PartitionKey])
     for number in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
         count = cursor.count(flexible) or 0
-        _within(PARTITIONS_MAX - len(forgotten), count, "forgotten partitions")
+        _subtract_count(PARTITIONS_MAX - len(forgotten), count, "forgotten partitions")
         forgotten.extend((topic, cursor.int32()) for _ in range(count))
         cursor.skip_tags(flexible)
         if number % _PARTITIONS_PER_STEP == 0 or count > _PARTITIONS_PER_STEP:
             yield
 
 
-def _within(left: int, count: int, items: str) -> int:
+def _subtract_count(left: int, count: int, items: str) -> int:
     if count > left:
         raise MalformedMessage(f"a Fetch of more than {PARTITIONS_MAX} {items}")
     return left - count

@@ -82,5 +82,5 @@ def positions_by_size(name: str) -> tuple[int, ...]:
 
 
 def response_partition(version: int, further: str) -> Struct:
-    """A partition up to its fixed fields' end, and `further` fields as codes of `struct`."""
+    """The fixed fields that begin a partition, then `further` fields as codes of `struct`."""
     return Struct(codes(RESPONSE_PARTITION, version) + further)

@@ -73,8 +73,8 @@ Suppress = Callable[[bool, bool], bool]
 _FIXED_BYTES = {version: size(RESPONSE_PARTITION, version) for version in FETCH_VERSIONS}
 _ERROR_CODE_AT = position(RESPONSE_PARTITION, "ErrorCode", FETCH_FLEXIBLE_FROM)
 _WATERMARKS_AT = position(RESPONSE_PARTITION, "HighWatermark", FETCH_FLEXIBLE_FROM)
-# Of a partition (v12+) without records that `plain_run` steps over: it has also the count of
-# aborted transactions, the preferred replica, the length of the records and the count of tags.
+# The size of a partition (v12+) without records, which `plain_run` steps over. Behind the fixed
+# fields: count of aborted transactions, preferred replica, length of the records, count of tags.
 _PLAIN_BYTES = _FIXED_BYTES[FETCH_FLEXIBLE_FROM] + 1 + INT32.size + 1 + 1
 # Aborted transactions without tags are stepped over so many at a time. More would cost more than
 # linear time where entries with and without tags alternate.
@@ -174,7 +174,8 @@ class FetchResponseScan:
         )
         # None: bytes leave as they come.
         self._buffered = None if suppress is None else BufferedFetchResponse(suppress, any_empty)
-        # For topics that were not reached yet; with the growth of their count in bytes.
+        # Entries to insert into topics that were not reached yet, and by how many bytes the count
+        # of each topic's partitions grows.
         self._joining: dict[TopicRef, tuple[PartitionEntries, int]] = {}
         # `_out` has the bytes of the buffer up to `_from`, and the bytes that were inserted.
         self._out: list[Buffer] = []

@@ -407,8 +407,8 @@ def control_type(buf: Buffer, header: BatchHeader) -> int:
 
 
 class BatchSearch:
-    """The first record of a batch with at least `timestamp_ms` and `from_offset`, searched bit by
-    bit, so that other work can go in between.
+    """The first record of a batch with at least `timestamp_ms` and `from_offset`, searched in
+    short steps, so that other work can go in between.
 
     As Kafka's FileRecords.searchForTimestamp within one batch: under LogAppendTime every record has
     the batch's maximum as its timestamp. While `room` is not None, call `unpack`, then take all
@@ -417,8 +417,8 @@ class BatchSearch:
     the batch's largest timestamp: a client that reads from there gets some earlier records and
     misses none. Both methods raise `WireError` for broken records.
 
-    `room`: most bytes that the next `unpack` makes. `work`: about the bytes that take as long to
-    unpack as this search takes.
+    `room`: the most bytes that the next `unpack` makes. `work`: this search's time, as the bytes
+    that are unpacked in about as long.
     """
 
     def __init__(
@@ -433,7 +433,7 @@ class BatchSearch:
         self.position: tuple[int, int] | None = None
         self._left = min(header.records_count, SEARCHED_RECORDS_MAX)
         self._pos = 0  # of the next record
-        self._offset_at = -1  # where the offset of the record before it is
+        self._offset_at = -1  # where the previous record's offset is
         # Only a record with a delta outside these two can have such a timestamp. Below the second,
         # it overflows.
         self._delta_min = timestamp_ms - header.base_timestamp
@@ -509,7 +509,7 @@ class BatchSearch:
                 if position >= end:
                     raise MalformedMessage(f"record at byte {pos} of its batch has no offset")
                 if delta >= delta_min or delta < overflows_below:
-                    if self._fits(records, delta, position, end):
+                    if self._matches(records, delta, position, end):
                         return True
                     delta_min = self._delta_min
                 pos, self._offset_at, records_left = end, position, records_left - 1
@@ -519,7 +519,7 @@ class BatchSearch:
             self._pos, self._left = pos, records_left
         return False
 
-    def _fits(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
+    def _matches(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
         offset, timestamp = self._record(records, timestamp_delta, position, end)
         if timestamp < self._timestamp_ms or offset < self._from_offset:
             return False
@@ -566,15 +566,15 @@ class BatchTimes:
 
 
 class BatchTimesSearch(BatchSearch):
-    """Looks at all records of a batch, in the steps of `BatchSearch`. `times`: the result; if there
-    is `position`, the batch is too large, and there is none.
+    """Reads all records of a batch, in the steps of `BatchSearch`. `times`: the result, unless the
+    batch is too large; then `position` is set, as by `BatchSearch`.
     """
 
     def __init__(self, buf: Buffer, header: BatchHeader) -> None:
         super().__init__(buf, header, _TIMESTAMP_MIN)
         self.times = BatchTimes()
 
-    def _fits(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
+    def _matches(self, records: Buffer, timestamp_delta: int, position: int, end: int) -> bool:
         offset, timestamp = self._record(records, timestamp_delta, position, end)
         timestamps = self.times.timestamps
         if not timestamps or timestamp > timestamps[-1]:

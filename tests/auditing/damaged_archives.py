@@ -88,9 +88,9 @@ class SoundArchive:
         if len(batches) > 1 and self.rng.random() < 0.3:
             first = self.rng.randrange(len(batches) - 1)
             last = self.rng.randint(first + 1, len(batches) - 1)
-            together = tuple(b for segment in batches[first : last + 1] for b in segment)
+            merged_report = tuple(b for segment in batches[first : last + 1] for b in segment)
             end = self.lineage
-            await self._copy(log, together, lineages[first])
+            await self._copy(log, merged_report, lineages[first])
             self.lineage = end
         if self.rng.random() < 0.25:
             await self._truncated()

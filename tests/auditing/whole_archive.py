@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.auditing.verify import VERIFY_CHUNK_BYTES, verify_partition
-from fetchproxy.jobs.verify import together
+from fetchproxy.jobs.verify import merged_report
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -26,7 +26,7 @@ async def verify_archive(
         partitions = set(await rlmm.list_partitions())
         if metadata_topic is not None:
             partitions.update(await metadata_topic.list_partitions())
-    return together(
+    return merged_report(
         [
             await verify_partition(
                 storage,

@@ -20,7 +20,7 @@ from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from scripted_broker import ScriptedBroker, encode, serving
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.group_member import GroupDuties, GroupMember, GroupSettings
+from fetchproxy.brokers.group_member import AssignorCallbacks, GroupMember, GroupSettings
 from fetchproxy.config.schema import ClusterConfig
 
 FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 10, 11, 12, 13, 14
@@ -86,7 +86,7 @@ class Coordinator:
         return LeaveGroupResponse(members=[], **base) if api_key == LEAVE else None
 
 
-class Notes(GroupDuties):
+class Notes(AssignorCallbacks):
     def __init__(self) -> None:
         self.generations: list[int] = []
         self.parts: list[bytes] = []
@@ -97,7 +97,7 @@ class Notes(GroupDuties):
         self.generations.append(generation)
         return b"all of it"
 
-    def share_out(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    def assign(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
         ((member_id, assignment_bytes),) = subscriptions.items()
         assert assignment_bytes == b"all of it"
         return {member_id: b"part"}

@@ -64,7 +64,7 @@ class ServedConsole:
             await process.archive(
                 segment_of(tp, number + 1, 0, 99 + number, segment_leader_epochs=())
             )
-        await process.collector.look()
+        await process.collector.update()
         accounts = process.storage.accounts
         for client in (Client("10.0.0.1", HOSTILE, HOSTILE, "billing"), Client("10.0.0.2", "b")):
             with paid_by(client):

@@ -7,7 +7,7 @@ from pathlib import Path
 from fetchproxy_command import fetchproxy
 from proxy_process import ProxyProcess
 
-from fetchproxy.cli.drill import Felt, Sums, felt, figures_in
+from fetchproxy.cli.drill import DrillEffects, MetricSums, drill_effects, figures_in
 from lab.mock_cluster import MockCluster
 
 COMPLETED = "fetchproxy_purgatory_completed_total"
@@ -38,7 +38,7 @@ def test_figures_of_workers_are_summed_up() -> None:
     assert figures["fetchproxy_store_request_errors_total"] == 10
 
 
-def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Sums]:
+def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, MetricSums]:
     return at, {
         COMPLETED + "{data}": data,
         COMPLETED + "{deadline}": deadline,
@@ -58,12 +58,12 @@ def test_the_longest_wait_is_the_longest_time_without_records_while_readers_wait
         look(7, 11, deadline=4),
         look(8, 13, deadline=4),
     ]
-    summary = felt(looks)
+    summary = drill_effects(looks)
     assert (summary.longest_wait_s, summary.empty_responses) == (3, 4)
 
 
 def test_without_readers_nothing_was_felt() -> None:
-    assert felt([look(0, 5), look(10, 5)]) == Felt(0, 0, 0, 0, 0, 0, 0, 0)
+    assert drill_effects([look(0, 5), look(10, 5)]) == DrillEffects(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_a_console_with_a_token_gets_it(tmp_path: Path) -> None:

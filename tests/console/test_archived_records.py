@@ -21,7 +21,7 @@ from fetchproxy.console.archived_records import (
     RecordQuery,
     field_view,
     masked_names,
-    query_of,
+    parse_record_query,
     record_view,
 )
 
@@ -29,9 +29,9 @@ NO_MASK: frozenset[str] = frozenset()
 
 
 def test_a_query_has_defaults() -> None:
-    assert query_of({"topic": "t"}) == RecordQuery("t", 0, None, None, RECORDS_DEFAULT)
+    assert parse_record_query({"topic": "t"}) == RecordQuery("t", 0, None, None, RECORDS_DEFAULT)
     whole = {"topic": "t", "partition": "3", "offset": "12", "count": "999", "as": "hex"}
-    assert query_of(whole) == RecordQuery("t", 3, 12, None, RECORDS_MAX, as_hex=True)
+    assert parse_record_query(whole) == RecordQuery("t", 3, 12, None, RECORDS_MAX, as_hex=True)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_query_has_defaults() -> None:
 )
 def test_a_query_that_cannot_be_understood_is_named(more: dict[str, str], names: str) -> None:
     with pytest.raises(BadQuery, match=names):
-        query_of({"topic": "t"} | more)
+        parse_record_query({"topic": "t"} | more)
 
 
 def test_text_is_shown_as_text_and_all_else_as_hex() -> None:

@@ -69,7 +69,7 @@ async def process() -> AsyncIterator[Process]:
                         tp, number + start + 1, start, start + 9, segment_leader_epochs=()
                     )
                     await process.archive(made)
-        await process.collector.look()
+        await process.collector.update()
         yield process
 
 
@@ -226,7 +226,7 @@ async def test_topics_by_figure_by_name_and_with_a_fault(
     await process.archive(segment_of(tp, 9_999, 40, 49, segment_leader_epochs=()))
     stopped = of_partition(Kind.PARTITION_STOPPED, tp, "it begins again")
     process.published_conditions.health.hold(stopped, tp)
-    await process.collector.look()
+    await process.collector.update()
     largest = await all_rows(http, "/api/topics?sort=-size_bytes", 100)
     assert largest[0]["topic"] == "topic-3"
     assert largest[0]["lost_offsets"] == 10, "30 to 39 are in no segment"

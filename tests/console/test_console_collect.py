@@ -186,7 +186,7 @@ async def test_the_history_has_the_totals_of_all_partitions(process: Process) ->
     """The charts of the page showed 0 lost and 0 not archived, whatever the tiles said."""
     await process.archive(segment(0, 9))
     await process.archive(segment(15, 19))
-    await process.collector.look()
+    await process.collector.update()
     await process.collector.sample()
     (sample,) = process.collector.history.samples()
     totals = (await process.collector()).totals
@@ -198,7 +198,7 @@ async def test_the_history_has_the_totals_of_all_partitions(process: Process) ->
 
 async def test_totals_do_not_depend_on_the_rows_that_are_shown(process: Process) -> None:
     await process.archive(segment(0, 9))
-    await process.collector.look()
+    await process.collector.update()
     every = await process.collector()
     none = await process.collector(PartitionQuery(rows_max=0))
     assert (none.partitions, none.totals) == ((), every.totals)
@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_while_others_are_looked_at_is_not_shown() ->
 
 async def test_archived_ranges_are_shown_without_brokers(process: Process) -> None:
     await process.archive(segment(0, 9))
-    await process.collector.look()
+    await process.collector.update()
     (row,) = (await process.collector()).partitions
     assert (row.topic, row.partition) == ("orders", 3)
     assert row.archived == (OffsetRange(0, 9),)
@@ -234,14 +234,14 @@ async def test_archived_ranges_are_shown_without_brokers(process: Process) -> No
 async def test_gauges_of_what_the_archiver_manages_are_the_archivers(process: Process) -> None:
     process.work[TP] = LAGGING
     await process.archive(segment(0, 9))
-    await process.collector.look()
+    await process.collector.update()
     assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 9),)
     assert "fetchproxy_archive_end_offset{" not in generate_latest(metrics.REGISTRY).decode()
 
 
 async def test_what_the_process_learns_itself_is_shown_without_a_look(process: Process) -> None:
     await process.archive(segment(0, 9))
-    await process.collector.look()
+    await process.collector.update()
     await process.archive(segment(10, 19))
     assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 19),)
     failing = of_partition(Kind.PARTITION_FAILING, TP, "copy failed: password=hunter2")
@@ -253,16 +253,16 @@ async def test_what_the_process_learns_itself_is_shown_without_a_look(process: P
 
 async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> None:
     await process.archive(segment(0, 9))
-    await process.collector.look()
+    await process.collector.update()
     process.store.failing = True
-    await process.collector.look()  # although the next full look is a minute away
+    await process.collector.update()  # although the next full look is a minute away
     status = await process.collector()
     assert status.store.up is False
     assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up", {"operation": "list"}) == 0
     assert status.store.last_error == "StorageUnavailable: refused for token=•••"
     assert status.partitions[0].archived == (OffsetRange(0, 9),)
     process.store.failing = False
-    await process.collector.look()  # a store that failed is looked at again at once
+    await process.collector.update()  # a store that failed is looked at again at once
     assert (await process.collector()).store.up is True
     assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up", {"operation": "list"}) == 1
 
@@ -278,7 +278,7 @@ async def test_a_folder_that_cannot_be_listed_is_named_and_the_others_are_looked
         put = replace(one, segment_id=RemoteLogSegmentId(tp, one.segment_id.id))
         await process.storage.objects.put_segment_metadata(put, encode_segment(put))
     process.store.unlisted = partition_folder("", TP)
-    await process.collector.look()
+    await process.collector.update()
     status = await process.collector()
     ranges = {row.partition: row.archived for row in status.partitions}
     assert ranges[other.partition] == (OffsetRange(0, 9),)
@@ -286,7 +286,7 @@ async def test_a_folder_that_cannot_be_listed_is_named_and_the_others_are_looked
     assert condition["kind"] == Kind.ARCHIVE_LISTING_FAILING
     assert "Input/output error" in str(condition["what"])
     process.store.unlisted = ""
-    await process.collector.look()
+    await process.collector.update()
     status = await process.collector()
     assert status.conditions == ()
     assert [row.archived for row in status.partitions] == [(OffsetRange(0, 9),)] * 2
@@ -300,7 +300,7 @@ async def test_an_archive_that_is_gone_from_a_sound_store_is_named_until_it_is_b
     await process.storage.identity.state(ArchiveIdentity(UUID(int=5), None, "store"))
     await process.storage.identity.look()
     await process.archive(segment(0, 9))
-    await process.collector.look()
+    await process.collector.update()
     assert (await process.collector()).conditions == ()
     gone = {
         stored_object.key: await process.store.get(stored_object.key)
@@ -309,7 +309,7 @@ async def test_an_archive_that_is_gone_from_a_sound_store_is_named_until_it_is_b
     for key in gone:
         await process.store.delete(key)
     await asyncio.sleep(LOOK_AGE_MAX_S)
-    await process.collector.look()
+    await process.collector.update()
     status = await process.collector()
     [condition] = status.conditions
     assert condition["kind"] == Kind.ARCHIVE_LISTING_FAILING
@@ -318,7 +318,7 @@ async def test_an_archive_that_is_gone_from_a_sound_store_is_named_until_it_is_b
     assert status.partitions[0].archived == (OffsetRange(0, 9),), "what was known before"
     for key, content in gone.items():
         await process.store.put(key, content)
-    await process.collector.look()
+    await process.collector.update()
     status = await process.collector()
     assert (status.conditions, status.store.up) == ((), True)
 
@@ -328,9 +328,9 @@ async def test_between_full_looks_one_listing_is_enough(process: Process) -> Non
         tp = TopicIdPartition(TP.topic_id, "orders", partition)
         one = segment(0, 9)
         await process.archive(replace(one, segment_id=RemoteLogSegmentId(tp, one.segment_id.id)))
-    await process.collector.look()
+    await process.collector.update()
     before = process.store.listings
-    await process.collector.look()
+    await process.collector.update()
     assert process.store.listings == before + 1
 
 
@@ -338,7 +338,7 @@ async def test_between_full_looks_one_listing_is_enough(process: Process) -> Non
 async def test_an_outage_of_one_operation_counts_at_once_and_is_named(
     process: Process, operation: StoreOperation
 ) -> None:
-    await process.collector.look()
+    await process.collector.update()
     now = asyncio.get_running_loop().time()
     process.storage.health[operation].succeeded(now - 20)
     process.storage.health[operation].failed(now, now - 12.04, StorageDenied("token=hunter2"))
@@ -370,7 +370,7 @@ async def test_a_deleted_partition_goes(process: Process) -> None:
     other = TopicIdPartition(UUID(int=9), "other", 0)
     await process.archive(segment(0, 9))
     process.collector._archived = (other,)
-    await process.collector.look()
+    await process.collector.update()
     assert [p.topic for p in (await process.collector()).partitions] == ["orders"]
 
 
@@ -407,11 +407,11 @@ async def test_gauges_go_with_their_partition_and_those_of_its_name_stay(process
     new = replace(old, segment_id=RemoteLogSegmentId(again, UUID(int=2)), end_offset=19)
     for finished in (old, new):
         await process.archive(finished)
-    await process.collector.look()
+    await process.collector.update()
     for finished in (old, new):
         assert partitions_with_gauges() == [(TP.topic, str(TP.partition))]
         await process.storage.rsm.delete_log_segment_data(finished)
-        await process.collector.look()
+        await process.collector.update()
     assert partitions_with_gauges() == []
 
 

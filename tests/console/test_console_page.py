@@ -123,7 +123,7 @@ async def scene(browser: Browser) -> AsyncIterator[Scene]:
         for tp in ORDERS:
             for number in range(12):
                 await scene.archive(tp, number * 100, number * 100 + 99, 24.0 * (12 - number))
-        await scene.collector.look()
+        await scene.collector.update()
         config = ConsoleConfig(listen="127.0.0.1:0")
         server = ConsoleServer(config, scene.collector, CollectorRegistry(), rows=scene.rows)
         async with server:
@@ -208,7 +208,7 @@ async def test_a_gap_is_told_with_its_date(scene: Scene) -> None:
     await scene.archive(ORDERS[2], 1500, 1599, 2)
     gap = encode_archive_gap(ORDERS[2], 1200, 1499)
     await scene.process.storage.objects.put_archive_gap(ORDERS[2], 1200, 1499, gap)
-    await scene.collector.look()
+    await scene.collector.update()
     await scene.headline("records were lost earlier", "300 offsets of 1 partition")
     await scene.sees("#problems", "Records of orders-2 were lost", "offsets 1200 to 1499")
     await scene.picture("gap-overview")
@@ -319,7 +319,7 @@ async def test_with_20_000_partitions_what_is_wrong_comes_first(scene: Scene) ->
         for partition in range(PARTITIONS):
             tp = TopicIdPartition(UUID(int=100 + topic), f"events-{topic:03}", partition)
             await scene.archive(tp, 0, 99, 24)
-    await scene.collector.look()
+    await scene.collector.update()
     wrong = TopicIdPartition(UUID(int=277), "events-177", 42)
     scene.published.hold(Kind.PARTITION_STOPPED, wrong, "events-177-42: its log begins again")
     await scene.headline("Archiving has stopped for events-177-42")

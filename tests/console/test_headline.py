@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from fetchproxy.console.headline import LeastTimes, Moment, Outlook, Problem, outlook, problems
+from fetchproxy.console.headline import LeastTimesLeft, Moment, Outlook, Problem, outlook, problems
 from fetchproxy.console.status import PartitionQuery, PartitionRows, PartitionStatus
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import (
@@ -19,7 +19,7 @@ from fetchproxy.observability.health import (
 
 NOON = Moment(1_000.0, 1_790_000_000_000)  # 2026-09-21 14:13:20 UTC
 HOUR = 3600.0
-NONE, SOON = LeastTimes(), LeastTimes(900, 900, 900)
+NONE, SOON = LeastTimesLeft(), LeastTimesLeft(900, 900, 900)
 
 
 def tp(topic: str, partition: int) -> TopicIdPartition:
@@ -128,7 +128,7 @@ def test_when_records_are_lost(left_s: float, when: str) -> None:
         f"Nothing is archived now. If this continues, records are lost from about {when} on."
     )
     assert current_outlook.lost_in_seconds == left_s
-    by_lag = outlook([failing], LeastTimes(led=60), NOON, archives=True)
+    by_lag = outlook([failing], LeastTimesLeft(led=60), NOON, archives=True)
     assert by_lag.lost_in_seconds == 60, "a partition is nearer to it"
 
 
@@ -149,7 +149,7 @@ def test_what_is_known_of_no_time_and_of_no_threat() -> None:
 def test_a_loss_that_goes_on_comes_before_all_that_may_come() -> None:
     failing = Condition(Kind.STORE_FAILING, "it fails", "write", until=9_000.0)
     lost = of_partition(Kind.UNARCHIVED_RECORDS_DELETED, tp("a", 1), "gone", (5, 9))
-    current_outlook = outlook([failing, lost], LeastTimes(9_000), NOON, archives=True)
+    current_outlook = outlook([failing, lost], LeastTimesLeft(9_000), NOON, archives=True)
     assert current_outlook.lost_in_seconds == 0
     assert "Records are being lost" in current_outlook.says
     over = Condition(Kind.STORE_FAILING, "it fails", "write", until=NOON.now - 5)
@@ -157,7 +157,7 @@ def test_a_loss_that_goes_on_comes_before_all_that_may_come() -> None:
 
 
 def test_a_healthy_partition_with_little_time_threatens_nobody() -> None:
-    times = LeastTimes(led=60, elsewhere=7_000, faulty=9_000)
+    times = LeastTimesLeft(led=60, elsewhere=7_000, faulty=9_000)
     failing = of_partition(Kind.PARTITION_FAILING, tp("a", 1), "it fails")
     silent = Condition(Kind.ARCHIVER_SILENT, "not heard of", "host-a")
     store = Condition(Kind.STORE_FAILING, "it fails", "write")
@@ -173,5 +173,5 @@ def test_the_table_knows_whose_time_is_least() -> None:
         [("leader", 70), ("leader", 90), ("follower", 80), (None, 50), (None, None)]
     ):
         table.add(PartitionStatus("a", number, role=role, deleted_in_seconds=seconds))
-    assert table.least_times == LeastTimes(led=70, elsewhere=50, faulty=90)
+    assert table.least_times == LeastTimesLeft(led=70, elsewhere=50, faulty=90)
     assert table.totals().deleted_in_seconds == 50

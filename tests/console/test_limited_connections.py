@@ -21,7 +21,7 @@ from fetchproxy.console import limited_connections
 from fetchproxy.console.limited_connections import (
     CONSOLE_CONNECTIONS_MAX,
     CONSOLE_SILENT_MAX,
-    gives_way,
+    request_to_close,
 )
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.console.status import NO_PARTITIONS, PartitionQuery, Status
@@ -171,7 +171,7 @@ STRANGER, OTHER, HERE = "203.0.113.7", "203.0.113.8", "127.0.0.1"
 def test_which_connection_gives_way_to_a_newcomer(
     hosts: list[str], newcomer: str, index: int | None
 ) -> None:
-    assert gives_way(hosts, newcomer) == index
+    assert request_to_close(hosts, newcomer) == index
 
 
 async def test_a_body_is_neither_read_nor_inflated(address: HostPort) -> None:

@@ -66,14 +66,14 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
             parts.mode, parts.health, published_conditions=lambda: published_conditions
         )
         collector = StatusCollector(CONFIG, planted.storage, rlmm, cluster, around)
-        await parts.brokers.look()
-        await collector.look()
+        await parts.brokers.ask_brokers()
+        await collector.update()
         fail(parts)
         async with (
             ConsoleServer(CONFIG.console, collector, REGISTRY) as server,
             aiohttp.ClientSession(f"http://{server.address}") as session,
         ):
-            await collector.look()
+            await collector.update()
             publish_gauges(parts.health.all(asyncio.get_running_loop().time()))
             yield parts, session
 

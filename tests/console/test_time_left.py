@@ -67,6 +67,6 @@ async def test_a_real_brokers_retention_by_bytes(
     topic = create_topic(config=limits)
     time_left = TimeLeft()
     async with Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster:
-        await time_left.look(cluster, [topic])
+        await time_left.update(cluster, [topic])
     archived, at = view((0, 99, NOW_MS - 2 * HOUR_MS)), LogOffsets(50, 200, 200)
     assert time_left.seconds(topic, archived, NOW_MS, at) == 6 * 3600

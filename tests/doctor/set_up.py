@@ -14,9 +14,9 @@ from proxy_process import ProxyProcess
 
 from fetchproxy.archive import wall_clock_ms
 from fetchproxy.config.load import Loaded, Setting, load
+from fetchproxy.doctor.installation import Installation
 from fetchproxy.doctor.machine import Machine, read_machine
 from fetchproxy.doctor.runner import CHECK_MAX_S, Examination, examine
-from fetchproxy.doctor.scene import Scene
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from lab.process import free_port
 
@@ -49,8 +49,8 @@ class SetUp:
         extra_settings = {k: v for k, v in self.values.items() if v is not None}
         return load(self.file, {}, [Setting(k, v, "--set") for k, v in extra_settings.items()])
 
-    def scene(self) -> Scene:
-        return Scene(
+    def installation(self) -> Installation:
+        return Installation(
             loaded=self.loaded(),
             machine=self.machine,
             wall_clock_ms=self.wall_clock_ms,
@@ -60,7 +60,7 @@ class SetUp:
         )
 
     async def examined(self, *skip: str) -> Examination:
-        return await examine(self.scene(), skip, self.check_max_s)
+        return await examine(self.installation(), skip, self.check_max_s)
 
 
 def new_set_up(folder: Path, bootstrap: str) -> SetUp:
@@ -89,9 +89,9 @@ def this_machine() -> Machine:
 def findings(examination: Examination) -> dict[str, str]:
     """Reasons and remedies of each check that found something, by id."""
     return {
-        result.id: "\n".join(f"{one.reason} -> {one.remedy}" for one in result.troubles)
+        result.id: "\n".join(f"{one.reason} -> {one.remedy}" for one in result.findings)
         for result in examination.results
-        if result.troubles
+        if result.findings
     }
 
 

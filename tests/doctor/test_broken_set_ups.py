@@ -81,8 +81,8 @@ async def test_the_cause_is_named_and_mended(
     assert list(findings_by_id) == [id], findings_by_id
     assert remedy in findings_by_id[id], findings_by_id[id]
     assert examination.exit_code == (2 if CHECKS[id].severity is Severity.FATAL else 1)
-    for trouble in (one for result in examination.results for one in result.troubles):
-        assert names_what_exists(trouble.remedy), trouble.remedy
+    for finding in (one for result in examination.results for one in result.findings):
+        assert names_what_exists(finding.remedy), finding.remedy
 
 
 KEY = re.compile(r"\b([a-z_]+\.[a-z_0-9]+)\b")

@@ -20,10 +20,10 @@ from fetchproxy.config.document import masked_values
 from fetchproxy.config.load import Setting, load
 from fetchproxy.config.values import MASK
 from fetchproxy.doctor.catalogue import CHECKS, Category
+from fetchproxy.doctor.installation import NotChecked
 from fetchproxy.doctor.report import examination_text
-from fetchproxy.doctor.runner import LOOKS, unusable
+from fetchproxy.doctor.runner import CHECK_FUNCTIONS, unusable
 from fetchproxy.doctor.running_process import settings_in_force
-from fetchproxy.doctor.scene import NotChecked
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.open_files import clients_that_fit
 from fetchproxy.workers.shares import config_of_worker
@@ -347,8 +347,8 @@ def test_a_limit_of_open_files_is_no_other_setting() -> None:
     assert limit_named(300, "1024, at most 1024") == 300
 
 
-def test_each_check_has_its_look() -> None:
-    assert list(LOOKS) == list(CHECKS)
+def test_each_check_has_its_function() -> None:
+    assert list(CHECK_FUNCTIONS) == list(CHECKS)
     digits = {category: {id[2:4] for id in CHECKS if CHECKS[id].category is category}
               for category in Category}  # fmt: skip
     assert all(len(numbers) == 1 for numbers in digits.values())

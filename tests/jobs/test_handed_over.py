@@ -22,7 +22,7 @@ from fetchproxy.cli.keys import rewrap_archive
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch
 from fetchproxy.jobs.merge import MergeOptions, merge_work
-from fetchproxy.jobs.mirror import Places, mirror_work
+from fetchproxy.jobs.mirror import MirrorStores, mirror_work
 from fetchproxy.jobs.restore import restore_work
 from fetchproxy.jobs.verify import reindex_work
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
@@ -100,13 +100,13 @@ async def test_a_mirror_that_has_become_the_archive_is_left_alone(tmp_path: Path
     await filled(source)
     await filled(target)
     set_identity(source, OLD)
-    places = Places(config_of(source, archive__spool_dir=str(tmp_path / "spool")), url_of(target))
+    places = MirrorStores(config_of(source, archive__spool_dir=str(tmp_path / "spool")), url_of(target))
     set_identity(target, ArchiveIdentity(None, "old", MIRROR))
     work = mirror_work(places, MirrorOptions())
     async with work.opened() as opened:
-        await work.do(opened, TP, lambda done, total: None)
+        await work.run(opened, TP, lambda done, total: None)
         set_identity(target, NEW)
         with pytest.raises(ArchiveMismatch, match="--to is not a mirror any more"):
-            await work.do(opened, TP, lambda done, total: None)
+            await work.run(opened, TP, lambda done, total: None)
         with pytest.raises(ArchiveMismatch, match="--to is not a mirror any more"):
             await moving.copy_archive_wide(opened[0], opened[1])

@@ -16,7 +16,7 @@ from written_archive import WrittenArchive
 from fetchproxy.cli.backfill import skipped_records
 from fetchproxy.cli.running import safe_one_line
 from fetchproxy.errors import ConfigError
-from fetchproxy.remotelog.session import check_master, master_places
+from fetchproxy.remotelog.session import check_master, master_addresses
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
@@ -149,13 +149,13 @@ def test_a_topic_without_records_stops_no_other(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_master_has_to_answer(master: str, places: list[tuple[str, int]]) -> None:
-    assert master_places(master) == places
+    assert master_addresses(master) == places
 
 
 @pytest.mark.parametrize("master", ["", "local[2", "spark://", "spark://a", "spark://a:x", "mesos"])
 def test_what_is_no_master(master: str) -> None:
     with pytest.raises(ConfigError, match="master"):
-        master_places(master)
+        master_addresses(master)
 
 
 def test_of_several_masters_one_has_to_answer() -> None:

@@ -31,7 +31,7 @@ from fetchproxy.jobs.archive import (
 from fetchproxy.jobs.merge import MergeOptions, merge_work
 from fetchproxy.jobs.restore import _metadata_topic, _state_metadata_topic, grouped, restore_work
 from fetchproxy.jobs.runner import Here
-from fetchproxy.jobs.verify import together, verify_work
+from fetchproxy.jobs.verify import merged_report, verify_work
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.segments.topic_description import TopicDescription
 from lab.kafka import KafkaServer
@@ -75,7 +75,7 @@ def archived(config: Config) -> list[ArchivedPartition]:
 
 def verified(config: Config) -> VerifyReport:
     tps, _ = in_loop(stored_partitions(config, None))
-    return together(map(verify_work(config), tps))
+    return merged_report(map(verify_work(config), tps))
 
 
 def test_the_plan_says_what_there_is_to_copy(

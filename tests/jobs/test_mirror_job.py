@@ -20,12 +20,12 @@ from written_archive import WrittenArchive
 
 from fetchproxy.archive import for_executors, wall_clock_ms
 from fetchproxy.auditing import moving
-from fetchproxy.auditing.mirroring import MirrorOptions, PartitionMirror, open_place
+from fetchproxy.auditing.mirroring import MirrorOptions, PartitionMirror, open_side
 from fetchproxy.cli.segments import read_archive
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ArchiveMissing, ConfigError, DamagedObject
 from fetchproxy.jobs.merge import MergeOptions, merge
-from fetchproxy.jobs.mirror import Places, mirror, mirror_work
+from fetchproxy.jobs.mirror import MirrorStores, mirror, mirror_work
 from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
@@ -312,8 +312,8 @@ async def test_what_is_read_back_otherwise_is_not_given_metadata(
     mirrored(a, b)
     await more(archive)
     async with (
-        open_place(url_of(a), Config()) as source,
-        open_place(url_of(b), Config()) as target,
+        open_side(url_of(a), Config()) as source,
+        open_side(url_of(b), Config()) as target,
         Spool(tmp_path / "spool") as spool,
     ):
         wrong = replace(target, store=Shortening(b / PREFIX))
@@ -357,8 +357,8 @@ async def test_notes_come_first_and_segments_in_the_order_of_offsets(
 ) -> None:
     await archive.record_gap(100, 120)
     async with (
-        open_place(url_of(a), Config()) as source,
-        open_place(url_of(b), Config(), create=True) as target,
+        open_side(url_of(a), Config()) as source,
+        open_side(url_of(b), Config(), create=True) as target,
         Spool(tmp_path / "spool") as spool,
     ):
         (b / PREFIX).mkdir(parents=True)
@@ -763,7 +763,7 @@ def test_an_executor_does_the_same(archive: PlantedArchive, a: Path, b: Path) ->
     """It opens what it needs by itself."""
     mirrored(a, b)
     os.unlink(b / archive.key(archive.segments[0], SegmentFile.METADATA))
-    places = Places(for_executors(config_of(a)), url_of(b))
+    places = MirrorStores(for_executors(config_of(a)), url_of(b))
     assert mirror_work(places, MirrorOptions())(TP).copied == 1
     assert objects(b) == objects(a)
 

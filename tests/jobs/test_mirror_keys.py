@@ -18,7 +18,7 @@ from whole_archive import verify_archive
 from written_archive import WrittenArchive
 
 from fetchproxy.auditing import moving
-from fetchproxy.auditing.mirroring import MirrorOptions, open_place
+from fetchproxy.auditing.mirroring import MirrorOptions, open_side
 from fetchproxy.cli.keys import RewrapReport, rewrap_archive
 from fetchproxy.cli.main import app
 from fetchproxy.config.schema import Config
@@ -85,7 +85,7 @@ class Encrypted:
         """Every record, after a clean verification."""
 
         async def done() -> bytes:
-            async with open_place(url_of(at), self.config(at)) as place:
+            async with open_side(url_of(at), self.config(at)) as place:
                 report = await verify_archive(place.storage, place.rlmm)
                 assert not report.faults, report.faults
                 whole = b""

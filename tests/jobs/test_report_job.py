@@ -35,7 +35,7 @@ from fetchproxy.jobs.report import (
     SCHEMAS,
     Bar,
     bar_chart,
-    fewer,
+    merged_days,
     page,
     report,
     report_work,
@@ -268,11 +268,15 @@ def test_a_bar_is_as_high_as_its_value() -> None:
 
 def test_many_days_share_bars_and_none_is_lost() -> None:
     days = [Day(day, 1, 2, 3) for day in range(0, 1_000, 7)]
-    bars = fewer(days)
+    bars = merged_days(days)
     assert len(bars) <= BARS_MAX
     assert sum(day.size_bytes for day in bars) == len(days)
-    assert fewer([]) == []
-    assert fewer(days[:2]) == [Day(0, 1, 2, 3), *(Day(d, 0, 0, 0) for d in range(1, 7)), days[1]]
+    assert merged_days([]) == []
+    assert merged_days(days[:2]) == [
+        Day(0, 1, 2, 3),
+        *(Day(d, 0, 0, 0) for d in range(1, 7)),
+        days[1],
+    ]
 
 
 def test_a_scale_reaches_the_largest() -> None:

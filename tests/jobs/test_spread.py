@@ -142,7 +142,7 @@ def test_a_part_of_an_item_is_progress() -> None:
 
     def look(progress: Progress) -> None:
         progress_steps.append(progress)
-        if progress.begun:
+        if progress.in_progress:
             is_seen.set()
 
     async def work_in_parts(by: int, number: int, tell: Report) -> int:
@@ -151,7 +151,7 @@ def test_a_part_of_an_item_is_progress() -> None:
         return number
 
     Here(look).each([7], StoreWork("tell", opened, work_in_parts, size=lambda n: 100))
-    assert Progress(items_done=0, items=1, size_done=25, begun=0.25) in progress_steps
+    assert Progress(items_done=0, items=1, size_done=25, in_progress=0.25) in progress_steps
     assert progress_steps[-1] == Progress(items_done=1, items=1, size_done=100)
 
 

@@ -14,7 +14,7 @@ from test_spread import Session
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.jobs.runner import Here, OnSpark
-from fetchproxy.jobs.verify import fault_rows, repair, together, verify, verify_work
+from fetchproxy.jobs.verify import fault_rows, merged_report, repair, verify, verify_work
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition
 from fetchproxy.segments.object_keys import SegmentFile
@@ -44,7 +44,7 @@ def test_partition_by_partition_finds_what_the_whole_run_finds(
     whole = asyncio.run(archive.verify())
     assert len(whole.faults) == 2
     config = config_of(tmp_path)
-    report_together = together(map(verify_work(config), (TP, OTHER)))
+    report_together = merged_report(map(verify_work(config), (TP, OTHER)))
     # The archive is opened at its folder here, there as a prefix of the store.
     faults = [replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in report_together.faults]
     assert replace(report_together, faults=faults) == whole

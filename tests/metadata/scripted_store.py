@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
@@ -28,12 +27,7 @@ class ScriptedStore(ObjectStore):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def count(self, verb: str, part: str = "") -> int:

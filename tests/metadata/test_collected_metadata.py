@@ -21,7 +21,7 @@ from fetchproxy.metadata import collected_metadata as collected_metadata
 from fetchproxy.metadata import collected_metadata as collecting
 from fetchproxy.metadata.collected_metadata import (
     COLLECTED_MAGIC,
-    CollectedOnce,
+    SharedCollectedReads,
     decode_collected,
     encode_collected,
 )
@@ -175,9 +175,9 @@ async def test_who_plans_reads_each_by_itself_where_nothing_was_collected(
 
 
 async def test_of_many_topics_the_last_ones_are_kept(archive: Archive) -> None:
-    once = CollectedOnce(archive.storage.objects)
+    once = SharedCollectedReads(archive.storage.objects)
     archive.store.calls.clear()
-    others = [UUID(int=number) for number in range(2, 2 + collecting.TOPICS_KEPT_MAX)]
+    others = [UUID(int=number) for number in range(2, 2 + collecting.TOPICS_CACHED_MAX)]
     for topic_id in (TOPIC_ID, *others, others[0], TOPIC_ID):
         await once.read(topic_id)
     assert archive.store.count("get", "collected-metadata/") == len(others) + 2

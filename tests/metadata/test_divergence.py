@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.metadata.lineage import (
-    AskEpoch,
-    AskLogStart,
-    Joint,
+    EpochTransition,
     LeaderKnowledge,
-    Shared,
+    NeedsEpochEnd,
+    NeedsLogStart,
+    SharedUpTo,
     Undecided,
     begins_again,
     compare,
@@ -42,16 +42,16 @@ class Leader:
         self.lineage = starts_kept
 
     def compare(
-        self, lineage: Sequence[EpochStart], end: int, joints: Sequence[Joint] = ()
-    ) -> Shared | Undecided:
+        self, lineage: Sequence[EpochStart], end: int, transitions: Sequence[EpochTransition] = ()
+    ) -> SharedUpTo | Undecided:
         ends: dict[int, EpochEnd] = {}
         start_epoch = None
         for _ in range(20):
-            comparison = compare(lineage, end, LeaderKnowledge(ends, start_epoch), joints)
-            if isinstance(comparison, AskEpoch):
+            comparison = compare(lineage, end, LeaderKnowledge(ends, start_epoch), transitions)
+            if isinstance(comparison, NeedsEpochEnd):
                 assert comparison.epoch not in ends, "it asks for nothing twice"
                 ends[comparison.epoch] = end_offset_for(self.lineage, comparison.epoch, self.end)
-            elif isinstance(comparison, AskLogStart):
+            elif isinstance(comparison, NeedsLogStart):
                 assert start_epoch is None
                 start_epoch = self.lineage[0].epoch
             else:
@@ -106,7 +106,7 @@ def test_the_place_is_found_wherever_the_copy_comes_from(
     copy = source[:end]
     comparison = Leader(log, epoch).compare(lineage_of(copy, start), end)
     parted = common(copy, log)
-    assert comparison == Shared(max(parted, start) if start < end else end)
+    assert comparison == SharedUpTo(max(parted, start) if start < end else end)
 
 
 @given(histories(), st.data())
@@ -128,9 +128,9 @@ def test_a_leader_that_has_deleted_its_beginning_is_never_misread(
         assert parted <= log_start
         given_up = from_log_start(lineage_of(copy), log_start)
         comparison = Leader(log, epoch, log_start).compare(given_up, len(copy))
-        assert comparison == Shared(log_start), "what is left after DeleteRecords is decided"
+        assert comparison == SharedUpTo(log_start), "what is left after DeleteRecords is decided"
     elif comparison.end_offset != parted:
-        assert comparison == Shared(len(copy)), "nothing contradicts it"
+        assert comparison == SharedUpTo(len(copy)), "nothing contradicts it"
         assert len(copy) <= log_start
 
 
@@ -147,8 +147,12 @@ def test_a_copy_put_together_from_two_leaders_is_cut_at_its_joint(
     epochs = [entry.epoch for entry in lineage]
     if epochs != sorted(set(epochs)):
         return  # the gatherer refuses falling epochs
-    joints = [Joint(a.epoch, b.start_offset, b.start_offset) for a, b in pairwise(lineage)]
-    assert Leader(log, epoch).compare(lineage, len(copy), joints) == Shared(common(copy, log))
+    transitions = [
+        EpochTransition(a.epoch, b.start_offset, b.start_offset) for a, b in pairwise(lineage)
+    ]
+    assert Leader(log, epoch).compare(lineage, len(copy), transitions) == SharedUpTo(
+        common(copy, log)
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,11 +161,11 @@ def test_a_copy_put_together_from_two_leaders_is_cut_at_its_joint(
 def test_a_joint_over_a_gap_may_lie_anywhere_in_it(ends_at: int, shared: int) -> None:
     leader = Leader([1] * ends_at + [2] * (9 - ends_at), 2)
     lineage = [EpochStart(1, 0), EpochStart(2, 6)]
-    assert leader.compare(lineage, 9, [Joint(1, 4, 6)]) == Shared(shared)
+    assert leader.compare(lineage, 9, [EpochTransition(1, 4, 6)]) == SharedUpTo(shared)
 
 
 def test_a_copy_without_epochs_is_believed() -> None:
-    assert compare([], 9, LeaderKnowledge()) == Shared(9)
+    assert compare([], 9, LeaderKnowledge()) == SharedUpTo(9)
 
 
 def test_an_epoch_above_the_leaders_own_is_never_taken_for_dead() -> None:
@@ -169,9 +173,9 @@ def test_an_epoch_above_the_leaders_own_is_never_taken_for_dead() -> None:
 
 
 def test_the_usual_case_takes_one_question() -> None:
-    assert compare([EpochStart(1, 0), EpochStart(4, 7)], 9, LeaderKnowledge()) == AskEpoch(4)
+    assert compare([EpochStart(1, 0), EpochStart(4, 7)], 9, LeaderKnowledge()) == NeedsEpochEnd(4)
     knows = LeaderKnowledge({4: EpochEnd(4, 9)})
-    assert compare([EpochStart(1, 0), EpochStart(4, 7)], 9, knows) == Shared(9)
+    assert compare([EpochStart(1, 0), EpochStart(4, 7)], 9, knows) == SharedUpTo(9)
 
 
 @pytest.mark.parametrize(

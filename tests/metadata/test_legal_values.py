@@ -19,7 +19,7 @@ from topic_backing import TopicBacking
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.archiver_positions import decode_positions
 from fetchproxy.metadata.catalogue import PartitionTable
-from fetchproxy.metadata.topic_based import PROBLEMS_KEPT_MAX
+from fetchproxy.metadata.topic_based import PROBLEMS_MAX
 from fetchproxy.model import (
     OFFSET_MAX,
     SEGMENT_BYTES_MAX,
@@ -184,14 +184,14 @@ async def test_of_many_such_events_few_are_kept_and_all_counted() -> None:
     """Each takes a log line and memory; a writer of a million such events must fill neither."""
     async with ScriptedStore(MemoryObjectStore()) as store:
         backing = TopicBacking(store)
-        for _ in range(PROBLEMS_KEPT_MAX + 7):
+        for _ in range(PROBLEMS_MAX + 7):
             await backing.log.append(backing.number(TP), b"\xff")
         unreadable = METADATA_UNREADABLE._value.get()
         with capture_logs() as logs:
             async with backing.manager() as manager:
                 await manager.list_partitions()
-                assert len(manager.problems(TP)) == PROBLEMS_KEPT_MAX
-        assert METADATA_UNREADABLE._value.get() == unreadable + PROBLEMS_KEPT_MAX + 7
+                assert len(manager.problems(TP)) == PROBLEMS_MAX
+        assert METADATA_UNREADABLE._value.get() == unreadable + PROBLEMS_MAX + 7
         events = [line["event"] for line in logs]
-        assert events.count("metadata_event_unreadable") == PROBLEMS_KEPT_MAX
+        assert events.count("metadata_event_unreadable") == PROBLEMS_MAX
         assert events.count("more_metadata_events_unreadable") == 1

@@ -216,7 +216,7 @@ def test_the_page_shows_each_level_at_which_a_name_is_logged() -> None:
         assert {logged_at, *EVENTS[kind].levels} == set(row[1].split(", ")), kind
 
 
-@pytest.mark.parametrize("event", [name for name, one in EVENTS.items() if one.needs_somebody])
+@pytest.mark.parametrize("event", [name for name, one in EVENTS.items() if one.needs_operator])
 def test_whoever_has_to_act_reads_in_the_line_what_to_do(event: str) -> None:
     """Or at the condition that is named in the table, or it is a defect with a traceback."""
     action = EVENTS[event].action
@@ -263,6 +263,6 @@ def test_the_page_on_disk_is_the_generated_one(tmp_path: Path) -> None:
 
 
 def test_who_needs_nobody_says_so() -> None:
-    assert not LogEvent(("info",), "all is well").needs_somebody
-    assert not LogEvent(("info",), "all is well", "none: it is tried again").needs_somebody
-    assert LogEvent(("error",), "the disk is full", "free space").needs_somebody
+    assert not LogEvent(("info",), "all is well").needs_operator
+    assert not LogEvent(("info",), "all is well", "none: it is tried again").needs_operator
+    assert LogEvent(("error",), "the disk is full", "free space").needs_operator

@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from kafka.protocol import admin, consumer, metadata, producer
@@ -58,12 +57,7 @@ class WireConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

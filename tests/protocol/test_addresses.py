@@ -46,7 +46,7 @@ CASES = [
 
 
 def find(payload: Buffer, key: ApiKey, version: int) -> list[NodeAddress]:
-    return [place[:3] for place in at_once(locate_addresses(payload, key, version)).places]
+    return [place[:3] for place in at_once(locate_addresses(payload, key, version)).spans]
 
 
 def splice(payload: Buffer, key: ApiKey, version: int, lookup: Lookup) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.options import EARLIEST, LATEST, Bound, BoundKind
-from fetchproxy.remotelog.tier_boundary import TierBoundary, halves
+from fetchproxy.remotelog.tier_boundary import TierBoundary, split_at_boundary
 
 ARCHIVED, LIVE = ("orders", 0), ("orders", 1)
 TIER_BOUNDARY = TierBoundary({ARCHIVED: 500}, {LIVE: 0})
@@ -22,25 +22,25 @@ def offsets(archived: int, live: int) -> Bound:
 
 
 def test_a_partition_without_archive_at_the_crossing_is_read_live_alone() -> None:
-    history, live = halves(TIER_BOUNDARY, FIRST, LAST)
+    history, live = split_at_boundary(TIER_BOUNDARY, FIRST, LAST)
     assert history == {ARCHIVED: (EARLIEST, 500)}
     assert live == {ARCHIVED: (500, LATEST), LIVE: (0, LATEST)}
 
 
 def test_latest_means_the_brokers_latest() -> None:
-    history, live = halves(TIER_BOUNDARY, LAST, LAST)
+    history, live = split_at_boundary(TIER_BOUNDARY, LAST, LAST)
     assert history == {}
     assert live == {ARCHIVED: (LATEST, LATEST), LIVE: (LATEST, LATEST)}
-    history, live = halves(TIER_BOUNDARY, offsets(LATEST, 7), LAST)
+    history, live = split_at_boundary(TIER_BOUNDARY, offsets(LATEST, 7), LAST)
     assert history == {}
     assert live == {ARCHIVED: (LATEST, LATEST), LIVE: (7, LATEST)}
 
 
 def test_an_end_holds_on_both_sides_of_the_crossing() -> None:
-    history, live = halves(TIER_BOUNDARY, FIRST, offsets(10, 20))
+    history, live = split_at_boundary(TIER_BOUNDARY, FIRST, offsets(10, 20))
     assert history == {ARCHIVED: (EARLIEST, 10)}
     assert live == {LIVE: (0, 20)}
-    history, live = halves(TIER_BOUNDARY, FIRST, offsets(700, LATEST))
+    history, live = split_at_boundary(TIER_BOUNDARY, FIRST, offsets(700, LATEST))
     assert history == {ARCHIVED: (EARLIEST, 500)}
     assert live == {ARCHIVED: (500, 700), LIVE: (0, LATEST)}
 
@@ -53,7 +53,7 @@ def test_every_offset_is_read_once(start: int, end: int, cross: int) -> None:
     if start == LATEST:
         return
     starting, ending = ({ARCHIVED: each} for each in (start, end))
-    history, live = halves(
+    history, live = split_at_boundary(
         tier_boundary, Bound(BoundKind.OFFSETS, starting), Bound(BoundKind.OFFSETS, ending)
     )
     offsets_read = [
@@ -69,9 +69,9 @@ def test_every_offset_is_read_once(start: int, end: int, cross: int) -> None:
 def test_each_partition_is_named_or_none() -> None:
     bound = Bound(BoundKind.OFFSETS, {ARCHIVED: 5})
     with pytest.raises(ConfigError, match="startingOffsets has to name each partition"):
-        halves(TIER_BOUNDARY, bound, LAST)
+        split_at_boundary(TIER_BOUNDARY, bound, LAST)
     with pytest.raises(ConfigError, match="endingOffsets has to name each partition"):
-        halves(TIER_BOUNDARY, FIRST, bound)
+        split_at_boundary(TIER_BOUNDARY, FIRST, bound)
 
 
 def test_a_crossing_is_kept_as_it_was() -> None:

@@ -156,12 +156,12 @@ def test_a_micro_batch_waits_for_its_least_and_no_longer_than_the_delay(
 def test_a_query_of_what_is_there_ends_with_it(archive: WrittenArchive) -> None:
     options = {"maxOffsetsPerTrigger": "8", "minOffsetsPerTrigger": "8"}
     with followed(archive, **options) as stream:
-        stream.end_with_what_is_there()
+        stream.stop_at_current_ends()
         add(archive, 30)
         add(archive, 0, OTHER)
         ends = batches_of(stream, at(_0=3))  # the checkpoint of a run that has crashed
         assert ends == [at(_0=11), at(_0=19), at(_0=27), at(_0=30)]
-        assert stream.last_seen() == at(_0=40, _1=10)
+        assert stream.ends_at_last_read() == at(_0=40, _1=10)
 
 
 def test_a_new_query_of_a_name_that_the_archive_does_not_know_fails(

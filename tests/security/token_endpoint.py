@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from types import TracebackType
 from typing import Self
 from urllib.parse import unquote_plus
 
@@ -35,12 +34,7 @@ class TokenEndpointServer:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/token"
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
     async def _elsewhere(self, request: web.Request) -> web.Response:

@@ -6,7 +6,6 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
@@ -49,12 +48,7 @@ class RawConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def ask(self, request: Any, response: Any, version: int) -> Any:

@@ -52,8 +52,8 @@ async def test_other_leaders_have_the_archive_held_against_them_again() -> None:
         partitions, expected = {ARCHIVED: range(3)}, every(ARCHIVED, 3, 0, 0)
         for _ in range(2):
             assert await gate.list_offsets(partitions, EARLIEST) == expected
-        settled = gate.archive.views.settled
-        with patch.object(gate.archive.views, "settled", side_effect=settled) as settled_calls:
+        checked_view = gate.archive.views.checked_view
+        with patch.object(gate.archive.views, "settled", side_effect=checked_view) as settled_calls:
             assert await gate.list_offsets(partitions, EARLIEST) == expected
             assert settled_calls.call_count == 0
             gate.cluster.leaders = {0: (2, 4)}

@@ -167,7 +167,7 @@ async def test_an_address_that_nobody_can_dial_is_that_brokers_fault_alone(addre
             [log_offsets] = (await cluster.fetch_log_offsets([TP], not_older_than=0)).values()
             assert isinstance(log_offsets, ClusterUnavailable)
             watch = BrokerWatch(cluster)
-            await watch.look()
+            await watch.ask_brokers()
             assert len(watch.status().away) == 1
 
 

@@ -27,10 +27,10 @@ HELD_MAX_MS = 10_000
 
 class Reader:
     def __init__(self) -> None:
-        self.settled: list[tuple[PartitionKey, int, Route]] = []
+        self.checked_view: list[tuple[PartitionKey, int, Route]] = []
 
     def settle(self, key: PartitionKey, offset: int, decision: RouteDecision) -> None:
-        self.settled.append((key, offset, decision.outcome))
+        self.checked_view.append((key, offset, decision.outcome))
 
 
 class Judge:
@@ -84,7 +84,7 @@ def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held
             assert decide_routes.looks[0] == dict.fromkeys(keys, 7)
             decide_routes.says = RouteDecision(Route.REMOTE, TP)
             await asyncio.sleep(1)
-            assert {key for key, _, _ in reader.settled} == set(keys)
+            assert {key for key, _, _ in reader.checked_view} == set(keys)
             assert in_metric() == 0
             looks = len(decide_routes.looks)
             await asyncio.sleep(60)
@@ -100,9 +100,9 @@ def test_at_the_limit_a_reader_is_led_on_and_not_before() -> None:
         async with running(Judge()) as held_readers:
             held_readers.hold(reader, False, KEY, 7, WAIT)
             await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
-            assert not reader.settled
+            assert not reader.checked_view
             await asyncio.sleep(1)
-            assert reader.settled == [(KEY, 7, Route.LOST)]
+            assert reader.checked_view == [(KEY, 7, Route.LOST)]
         assert LIMITS_REACHED.labels("held_max_ms")._value.get() == before + 1
 
     run_virtual(main)
@@ -122,7 +122,7 @@ def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> Non
                 decide_routes.says = says
                 await asyncio.sleep(2)
             await asyncio.sleep(SILENT_MAX_S + 2)
-            assert reader.settled == [(KEY, 7, Route.LOST)]
+            assert reader.checked_view == [(KEY, 7, Route.LOST)]
 
     run_virtual(main)
 
@@ -150,7 +150,7 @@ def test_every_wait_has_its_limit_and_is_shown(wait: Wait) -> None:
                 await asyncio.sleep(1)
             await asyncio.sleep(2.5)
             ended = [] if limit_s is None else [(KEY, 7, Route.LOST)]
-            assert reader.settled == ended
+            assert reader.checked_view == ended
 
     run_virtual(main)
 
@@ -169,9 +169,9 @@ def test_while_nothing_is_known_no_time_is_counted() -> None:
                 assert held_readers.note_fetch(reader, False, KEY, 7)
             decide_routes.says = WAIT
             await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
-            assert not reader.settled
+            assert not reader.checked_view
             await asyncio.sleep(3)
-            assert reader.settled == [(KEY, 7, Route.LOST)]
+            assert reader.checked_view == [(KEY, 7, Route.LOST)]
 
     run_virtual(main)
 
@@ -186,12 +186,12 @@ def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> Non
             held_readers.hold(reader, False, KEY, 7, WAIT)
             assert in_metric() == 1
             await asyncio.sleep(1.5)
-            assert reader.settled == [(KEY, 7, Route.END)], "its ends are shown otherwise"
+            assert reader.checked_view == [(KEY, 7, Route.END)], "its ends are shown otherwise"
             assert in_metric() == 0
             for _ in range(5):
                 await asyncio.sleep(HELD_MAX_MS / 1000)
                 assert held_readers.note_fetch(reader, False, KEY, 7)
-            assert len(reader.settled) == 1
+            assert len(reader.checked_view) == 1
 
     run_virtual(main)
 
@@ -207,7 +207,7 @@ def test_several_readers_at_several_offsets_are_each_told() -> None:
             decide_routes.says = LOST
             await asyncio.sleep(1.5)
             assert decide_routes.looks == [{KEY: 7}, {KEY: 9}]
-            offsets = [[offset for _, offset, _ in reader.settled] for reader in readers]
+            offsets = [[offset for _, offset, _ in reader.checked_view] for reader in readers]
             assert offsets == [[7], [7], [9]]
 
     run_virtual(main)
@@ -245,7 +245,7 @@ def test_who_has_left_or_stays_away_is_not_judged_for() -> None:
             await asyncio.sleep(60)
             assert len(decide_routes.looks) == looks
             assert not held_readers.note_fetch(away, False, (b"u", 0), 7)
-            assert not gone.settled
-            assert not away.settled
+            assert not gone.checked_view
+            assert not away.checked_view
 
     run_virtual(main)

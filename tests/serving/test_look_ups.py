@@ -334,7 +334,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             """No archiver publishes anything."""
 
         positions: Any = SimpleNamespace(
-            first_look=look,
+            first_read=look,
             refresh=look,
             read_at=float("-inf"),
             archiver_position=lambda tp: None,

@@ -16,10 +16,10 @@ from virtual_loop import run_virtual
 from fetchproxy.errors import CorruptSegment, StorageUnavailable
 from fetchproxy.metadata.archiver_positions import (
     HEARTBEAT_INTERVAL_S,
-    LOOK_WAIT_MAX_S,
     MISSED_AFTER_S,
     NOT_KNOWN,
-    POSITIONS_LOOK_INTERVAL_S,
+    POSITIONS_READ_INTERVAL_S,
+    READ_WAIT_MAX_S,
     SENTENCE_CHARS_MAX,
     SILENT_MAX_S,
     TROUBLES_MAX,
@@ -252,7 +252,7 @@ def test_a_store_that_hangs_is_an_error_in_time_and_holds_up_no_look() -> None:
     async def main() -> None:
         world = World()
         async with world.reader() as reader, world.archiver({T0: 100}):
-            await reader.look(1.0)
+            await reader.refresh_unless_failing(1.0)
             assert reader.archiver_position(T0) == 100
             await asyncio.sleep(2)
             world.store.faults = Faults(latency_s_min=3_600, latency_s_max=3_600)
@@ -260,11 +260,11 @@ def test_a_store_that_hangs_is_an_error_in_time_and_holds_up_no_look() -> None:
             with pytest.raises(StorageUnavailable, match=too_late):
                 await reader.refresh(await now())
             began = await now()
-            await reader.look(1.0)
-            assert await now() - began <= LOOK_WAIT_MAX_S
+            await reader.refresh_unless_failing(1.0)
+            assert await now() - began <= READ_WAIT_MAX_S
             began = await now()
             for _ in range(100):
-                await reader.look(1.0)
+                await reader.refresh_unless_failing(1.0)
             assert await now() == began, "one that has failed is not waited for again"
             assert reader.archiver_position(T0) == 100, "what was last said counts"
             world.store.faults = Faults()
@@ -281,9 +281,9 @@ def test_while_it_runs_nobody_has_to_wait() -> None:
             await asyncio.sleep(1)
             for _ in range(30):
                 begun = await now()
-                await reader.look(POSITIONS_LOOK_INTERVAL_S + 1)
+                await reader.refresh_unless_failing(POSITIONS_READ_INTERVAL_S + 1)
                 assert await now() == begun
-                await asyncio.sleep(0.7 * POSITIONS_LOOK_INTERVAL_S)
+                await asyncio.sleep(0.7 * POSITIONS_READ_INTERVAL_S)
             running.cancel()
 
     run_virtual(main)
@@ -326,7 +326,7 @@ def test_one_that_is_killed_is_named_within_15_s_until_it_is_back(killed_after_s
             assert "its 2 partitions are not archived" in sentence
             assert heard() == 0
             async with world.archiver({T0: 100, T1: 5}, number=2):
-                await asyncio.sleep(2 * POSITIONS_LOOK_INTERVAL_S)
+                await asyncio.sleep(2 * POSITIONS_READ_INTERVAL_S)
                 assert (heard(), world.headlines()) == (1, [])
 
     run_virtual(main)
@@ -378,16 +378,16 @@ def test_what_an_archiver_says_is_shown_elsewhere() -> None:
         )
         async with watched(world):
             task = asyncio.create_task(published.run())
-            await asyncio.sleep(1 + POSITIONS_LOOK_INTERVAL_S)
+            await asyncio.sleep(1 + POSITIONS_READ_INTERVAL_S)
             assert world.headlines() == ["The disk fails"]
             world.own_key = published.key
-            await asyncio.sleep(POSITIONS_LOOK_INTERVAL_S)
+            await asyncio.sleep(POSITIONS_READ_INTERVAL_S)
             assert world.headlines() == [], "by itself it says it itself"
             notes[0] = OperatorNotes((), "the brokers delete nothing")
-            await asyncio.sleep(2 + POSITIONS_LOOK_INTERVAL_S)
+            await asyncio.sleep(2 + POSITIONS_READ_INTERVAL_S)
             assert world.headlines() == []
             await world.kill(task)
-            await asyncio.sleep(MISSED_AFTER_S + 2 * POSITIONS_LOOK_INTERVAL_S)
+            await asyncio.sleep(MISSED_AFTER_S + 2 * POSITIONS_READ_INTERVAL_S)
             (sentence,) = world.headlines()
             assert sentence.endswith("its partition is not archived; the brokers delete nothing")
 

@@ -19,7 +19,7 @@ from fetchproxy.cluster_state.state import (
 )
 from fetchproxy.config.memory_plan import CHUNK_BYTES, PART_BYTES, memory_parts
 from fetchproxy.config.schema import ArchiveConfig, Config, MetadataConfig
-from fetchproxy.metadata.archiver_positions import HEARTBEAT_INTERVAL_S, POSITIONS_LOOK_INTERVAL_S
+from fetchproxy.metadata.archiver_positions import HEARTBEAT_INTERVAL_S, POSITIONS_READ_INTERVAL_S
 from fetchproxy.metadata.partition_ends import EndsLimits
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S
 from fetchproxy.sizing.coefficients import COEFFICIENTS
@@ -35,23 +35,23 @@ MEASURED = (
     ("archiving_cpu_s_per_gb", "archive", "CPU, S3 server, 1 KiB records", 2),
     ("segment_memory_topic_bytes", "metadata", "memory", 0),
     ("archiver_listings", "requests", "idle archiver: listings, without those of partitions", 0),
-    ("refresh_looks", "requests", "idle archiver: listings of a partition", 0),
+    ("refresh_listings", "requests", "idle archiver: listings of a partition", 0),
 )
 CONSTANTS = {
     "part_bytes": PART_BYTES,
     "chunk_bytes": CHUNK_BYTES,
     "page_objects": PAGE_OBJECTS,
-    "archiver_listings": DAY_S / POSITIONS_LOOK_INTERVAL_S
+    "archiver_listings": DAY_S / POSITIONS_READ_INTERVAL_S
     + DAY_S * 1000 / LIMITS.discovery_interval_ms
     + DAY_S / 60,
-    "proxy_listings": DAY_S / POSITIONS_LOOK_INTERVAL_S + DAY_S / LIST_INTERVAL_S,
-    "positions_reads": DAY_S / POSITIONS_LOOK_INTERVAL_S,
+    "proxy_listings": DAY_S / POSITIONS_READ_INTERVAL_S + DAY_S / LIST_INTERVAL_S,
+    "positions_reads": DAY_S / POSITIONS_READ_INTERVAL_S,
     "owner_reads": DAY_S / HEARTBEAT_INTERVAL_S,
-    "refresh_looks": DAY_S * 1000 / LIMITS.remote_refresh_interval_ms,
-    "retention_looks": DAY_S * 1000 / LIMITS.retention_check_interval_ms,
-    "replay_looks": DAY_S * 1000 / MetadataConfig().view_age_max_ms,
+    "refresh_listings": DAY_S * 1000 / LIMITS.remote_refresh_interval_ms,
+    "retention_listings": DAY_S * 1000 / LIMITS.retention_check_interval_ms,
+    "replay_listings": DAY_S * 1000 / MetadataConfig().view_age_max_ms,
     "whole_below_segments": EndsLimits().whole_below_segments,
-    "whole_looks": DAY_S * 1000 / EndsLimits().whole_listing_interval_ms,
+    "full_listings": DAY_S * 1000 / EndsLimits().whole_listing_interval_ms,
     "orphan_searches": DAY_S * 1000 / LIMITS.orphan_check_interval_ms,
     "orphan_pages": 24
     * LIMITS.orphan_check_segments_per_hour

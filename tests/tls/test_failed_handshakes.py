@@ -36,7 +36,7 @@ async def test_nothing_stays_of_a_failed_handshake(authority: Authority, data: b
     ended: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     acceptor = TlsAcceptor(
-        source, 10_000, 100, admit=lambda _: True, ended=ended.put_nowait,
+        source, 10_000, 100, admit=lambda _: True, on_end=ended.put_nowait,
         warnings=SparingWarnings(loop.time),
     )  # fmt: skip
     server = await loop.create_server(

@@ -41,7 +41,7 @@ async def test_who_shows_a_certificate_counts_by_it(authority: Authority, auth: 
     assert source is not None
     payers: asyncio.Queue[str] = asyncio.Queue()
     acceptor = TlsAcceptor(
-        source, 10_000, 100, admit=lambda _: True, ended=lambda _: None,
+        source, 10_000, 100, admit=lambda _: True, on_end=lambda _: None,
         warnings=SparingWarnings(asyncio.get_running_loop().time),
     )  # fmt: skip
     server = await asyncio.get_running_loop().create_server(

@@ -322,7 +322,7 @@ async def test_a_certificate_that_is_replaced_in_its_file_ends_the_warning(
     source.warn_of_expiry(now_ms, 86_400_000)
     assert [one.kind for one in source.health.all(0.0)] == ["tls_certificate_expires"]
     authority.issue("replaced", ends=datetime.now(UTC) + timedelta(days=90))
-    await source.look()
+    await source.reload_if_changed()
     source.warn_of_expiry(now_ms, 86_400_000)
     assert not list(source.health.all(0.0))
 
@@ -336,12 +336,12 @@ async def test_a_file_that_goes_and_comes_back(authority: Authority, tmp_path: P
     before = source.context
     away = file.rename(tmp_path / "away.pem")
     with structlog.testing.capture_logs() as logged:
-        await source.look()
-        await source.look()
+        await source.reload_if_changed()
+        await source.reload_if_changed()
         assert [entry["event"] for entry in logged] == ["tls_files_unusable"]
         assert source.context is before
         away.rename(file)
-        await source.look()
+        await source.reload_if_changed()
     assert REGISTRY.get_sample_value("fetchproxy_tls_files_unusable", {"place": "listener"}) == 0
 
 
@@ -354,15 +354,15 @@ async def test_each_file_is_watched(authority: Authority, tmp_path: Path) -> Non
     source = upstream_context(config, TlsConfig())
     assert source is not None
     before = source.context
-    await source.look()
+    await source.reload_if_changed()
     assert source.context is before, "nothing has changed"
     ca.write_bytes(authority.file.read_bytes() + Authority(tmp_path, "second").file.read_bytes())
-    await source.look()
+    await source.reload_if_changed()
     assert source.context is not before
     assert len(source.context.get_ca_certs()) == 2
     before = source.context
     authority.issue("own")
-    await source.look()
+    await source.reload_if_changed()
     assert source.context is not before
 
 

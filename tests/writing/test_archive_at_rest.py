@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -318,6 +318,20 @@ async def test_a_missing_packing_is_named_and_nothing_else(ring: Path, tmp_path:
         assert "its .packing is missing" in refusal
 
 
+@asynccontextmanager
+async def three_written(
+    tmp_path: Path, at_rest: AtRest
+) -> AsyncIterator[tuple[Archive, list[RemoteLogSegmentMetadata], bytes]]:
+    """An archive of three segments from offsets 0, 20 and 40 on, and what is read of it."""
+    async with (
+        open_archive(tmp_path / "store", at_rest) as archive,
+        Spool(tmp_path / "spool", encrypted=True) as spool,
+    ):
+        written = Written(archive, spool)
+        segments = [await written.add(base) for base in (0, 20, 40)]
+        yield archive, segments, await written.read()
+
+
 @pytest.mark.parametrize(
     ("damage", "named", "mended"),
     [
@@ -335,13 +349,7 @@ async def test_verify_finds_damage_and_repair_mends_what_can_be_derived(
     damage: Damage, named: SegmentFile, mended: bool, ring: Path, tmp_path: Path
 ) -> None:
     store, at_rest = tmp_path / "store", AtRest(compress=True, keys=FileKeyRing(ring))
-    async with (
-        open_archive(store, at_rest) as archive,
-        Spool(tmp_path / "spool", encrypted=True) as spool,
-    ):
-        written = Written(archive, spool)
-        segments = [await written.add(base) for base in (0, 20, 40)]
-        expected = await written.read()
+    async with three_written(tmp_path, at_rest) as (archive, segments, expected):
         damage(archive.storage, segments[1], store)
     async with open_archive(store, at_rest) as archive:
         report = await verify_archive(archive.storage, archive.rlmm)
@@ -371,13 +379,7 @@ async def test_verify_finds_metadata_that_somebody_has_changed_and_repair_puts_t
     forged: dict[str, Any], ring: Path, tmp_path: Path
 ) -> None:
     store, at_rest = tmp_path / "store", AtRest(compress=True, keys=FileKeyRing(ring))
-    async with (
-        open_archive(store, at_rest) as archive,
-        Spool(tmp_path / "spool", encrypted=True) as spool,
-    ):
-        written = Written(archive, spool)
-        segments = [await written.add(base) for base in (0, 20, 40)]
-        expected = await written.read()
+    async with three_written(tmp_path, at_rest) as (archive, segments, expected):
         key = archive.storage.rsm.object_key(segments[1], SegmentFile.METADATA)
     as_it_was = (store / key).read_bytes()
     (store / key).write_text(json.dumps(json.loads(as_it_was) | forged))

@@ -105,61 +105,49 @@ async def aside(_: Path) -> MemoryObjectStore:
     return planted.store
 
 
-async def at_risk(_: Path) -> MemoryObjectStore:
+async def watched(status: Any, *times_ms: int) -> MemoryObjectStore:
+    """What a watch publishes of a partition whose first ten offsets are archived."""
     planted = PlantedArchive()
     await planted.add([batch(0)])
     published_conditions = PublishedConditions(planted.storage.objects)
     watch = PartitionWatch(ArchiveConfig(), published_conditions)
-    status = replace(LAGGING, tp=TP, archive_end=10, first_unarchived_ms=0)
-    await watch.look([status], 0.0, 8 * HOUR_MS)
+    for now_ms in times_ms:
+        await watch.look([replace(status, tp=TP, archive_end=10)], 0.0, now_ms)
     await published_conditions.publish()
     return planted.store
+
+
+async def at_risk(_: Path) -> MemoryObjectStore:
+    return await watched(replace(LAGGING, first_unarchived_ms=0), 8 * HOUR_MS)
 
 
 async def deleted_unarchived(_: Path) -> MemoryObjectStore:
-    planted = PlantedArchive()
-    await planted.add([batch(0)])
-    published_conditions = PublishedConditions(planted.storage.objects)
-    watch = PartitionWatch(ArchiveConfig(), published_conditions)
-    status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=40)
-    await watch.look([replace(status, broker_retention=BROKER_UNLIMITED)], 0.0, 8 * HOUR_MS)
-    await published_conditions.publish()
-    return planted.store
+    status = replace(LAGGING, log_start_offset=40, broker_retention=BROKER_UNLIMITED)
+    return await watched(status, 8 * HOUR_MS)
 
 
 async def pinned(_: Path) -> MemoryObjectStore:
+    status = replace(LAGGING, log_start_offset=0, last_stable_offset=10, high_watermark=50)
+    status = replace(status, broker_retention=BROKER_UNLIMITED)
+    return await watched(status, 0, OPEN_TRANSACTION_MAX_MS)
+
+
+async def with_condition(kind: Kind, message: str) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
     published_conditions = PublishedConditions(planted.storage.objects)
-    watch = PartitionWatch(ArchiveConfig(), published_conditions)
-    status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=0, last_stable_offset=10)
-    status = replace(status, high_watermark=50, broker_retention=BROKER_UNLIMITED)
-    for now_ms in (0, OPEN_TRANSACTION_MAX_MS):
-        await watch.look([status], 0.0, now_ms)
+    published_conditions.hold(kind, TP, message)
     await published_conditions.publish()
     return planted.store
 
 
 async def damaged(_: Path) -> MemoryObjectStore:
-    planted = PlantedArchive()
-    await planted.add([batch(0)])
-    published_conditions = PublishedConditions(planted.storage.objects)
-    published_conditions.hold(
-        Kind.LOG_DAMAGED, TP, f"{TP}: the batch at offset 10 has a wrong checksum"
-    )
-    await published_conditions.publish()
-    return planted.store
+    return await with_condition(Kind.LOG_DAMAGED, f"{TP}: the batch at offset 10 has a wrong checksum")
 
 
 async def late_copy(_: Path) -> MemoryObjectStore:
-    planted = PlantedArchive()
-    await planted.add([batch(0)])
-    published_conditions = PublishedConditions(planted.storage.objects)
-    published_conditions.hold(
-        Kind.COMPACTED_COPY_LATE, TP, f"{TP} was not copied anew: it was at offset 10"
-    )
-    await published_conditions.publish()
-    return planted.store
+    message = f"{TP} was not copied anew: it was at offset 10"
+    return await with_condition(Kind.COMPACTED_COPY_LATE, message)
 
 
 async def trimming_held_up(_: Path) -> MemoryObjectStore:
@@ -312,7 +300,7 @@ async def status_of(config: Config) -> Status:
         StoreBackedRemoteLogMetadataManager(storage, config.metadata) as rlmm,
     ):
         collector = StatusCollector(config, storage, rlmm, None, nothing)
-        await collector.look()
+        await collector.update()
         publish_gauges(nothing.health.all(asyncio.get_running_loop().time()))
         return await collector()
 
@@ -413,7 +401,7 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
 
         async def look() -> list[Condition]:
             await rlmm.refresh(TP, asyncio.get_running_loop().time())
-            await health.look([TP], lambda tp: False)
+            await health.update([TP], lambda tp: False)
             return list(health.conditions())
 
         assert await look() == []

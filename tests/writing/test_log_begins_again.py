@@ -230,7 +230,7 @@ async def test_a_dry_run_changes_nothing(tmp_path: Path, choice: LogChoice) -> N
     async with world(2, tmp_path) as here:
         archiver, served = await begun_again(here)
         before = finished(here)
-        assert (await responded(here, choice, dry_run=True)).in_words
+        assert (await responded(here, choice, dry_run=True)).sentences
         assert finished(here) == before
         with pytest.raises(LogBeginsAgain):
             await process(archiver)

@@ -83,8 +83,8 @@ async def test_sources_that_are_hidden_already_stay_too(world: MergingWorld) -> 
     assert await world.read() == before
 
 
-async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWorld) -> None:
-    """All of its objects are lost; with the store's own manager, this includes its metadata."""
+async def lose_the_merged_segment(world: MergingWorld) -> set[str]:
+    """All objects of the merged segment. Returns the logs of the segments that it replaced."""
     await world.plant_small(20)
     logs = {key for key in world.store.objects() if key.endswith(".log")}
     key = await merged_log(world)
@@ -99,6 +99,12 @@ async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWo
         object_key for object_key in world.store.objects() if object_key.startswith(stem)
     ]:
         await world.store.delete(object_key)
+    return logs
+
+
+async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWorld) -> None:
+    """All of its objects are lost; with the store's own manager, this includes its metadata."""
+    logs = await lose_the_merged_segment(world)
     await world.tidy_until_settled()
     assert logs <= world.store.objects()
     [condition_text] = world.headlines()
@@ -109,20 +115,7 @@ async def test_nor_where_the_store_does_not_give_them_out_now(
     world: MergingWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are whole, as far as is known, and nothing else has their offsets."""
-    await world.plant_small(20)
-    logs = {key for key in world.store.objects() if key.endswith(".log")}
-    key = await merged_log(world)
-    await world.add(200, timestamp=2_000)
-    world.skew_ms += 10 * 60_000
-    async with AsyncExitStack() as opened:
-        expirer, _ = await world.start(opened)
-        await expirer.delete_all_due(TP)
-        await expirer.delete_all_due(TP)
-    stem = key.removesuffix("log")
-    for object_key in [
-        object_key for object_key in world.store.objects() if object_key.startswith(stem)
-    ]:
-        await world.store.delete(object_key)
+    logs = await lose_the_merged_segment(world)
 
     async def denied(key: str, byte_range: ByteRange) -> bytes:
         raise StorageDenied(f"get {key}: KMS.DisabledException")

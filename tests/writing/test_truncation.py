@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.metadata.catalogue import build_view
-from fetchproxy.metadata.lineage import Joint
+from fetchproxy.metadata.lineage import EpochTransition
 from fetchproxy.model import (
     AbortedTxn,
     EpochStart,
@@ -25,8 +25,8 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.writing.log_truncation import (
     buried_copies,
     decided_below,
-    joints_of,
     plan_truncation,
+    transitions_of,
 )
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
@@ -135,22 +135,22 @@ def accumulated(first: int, last: int, *epochs: tuple[int, int]) -> AccumulatedS
 
 def test_joints_are_where_epochs_meet() -> None:
     lineage = (EpochStart(1, 0), EpochStart(3, 40))
-    whole, joints = joints_of(lineage, 50, accumulated(60, 99, (4, 60), (6, 80)))
+    whole, transitions = transitions_of(lineage, 50, accumulated(60, 99, (4, 60), (6, 80)))
     assert whole == (*lineage, EpochStart(4, 60), EpochStart(6, 80))
-    assert joints == (Joint(3, 50, 60), Joint(4, 80, 80))
-    assert joints_of(lineage, 50, accumulated(50, 99, (3, 50)))[1] == ()
-    assert joints_of((), None, accumulated(0, 9, (0, 0)))[1] == ()
+    assert transitions == (EpochTransition(3, 50, 60), EpochTransition(4, 80, 80))
+    assert transitions_of(lineage, 50, accumulated(50, 99, (3, 50)))[1] == ()
+    assert transitions_of((), None, accumulated(0, 9, (0, 0)))[1] == ()
 
 
 def test_nothing_older_may_follow_the_first_epoch() -> None:
     """Otherwise it is that of a former cluster, and this one counts from 0 again."""
-    assert joints_of((), None, accumulated(5, 9, (2, 5)))[1] == (Joint(1, 5, 5),)
-    assert joints_of((), 5, accumulated(5, 9, (2, 5)))[1] == (Joint(1, 5, 5),)
-    assert joints_of((EpochStart(2, 0),), 5, accumulated(5, 9, (2, 5)))[1] == ()
+    assert transitions_of((), None, accumulated(5, 9, (2, 5)))[1] == (EpochTransition(1, 5, 5),)
+    assert transitions_of((), 5, accumulated(5, 9, (2, 5)))[1] == (EpochTransition(1, 5, 5),)
+    assert transitions_of((EpochStart(2, 0),), 5, accumulated(5, 9, (2, 5)))[1] == ()
 
 
 def test_epochs_that_do_not_count_make_no_joint() -> None:
     segment = accumulated(60, 99, (-1, 60), (6, 70), (-1, 75), (6, 80))
-    whole, joints = joints_of((EpochStart(3, 40),), 60, segment)
+    whole, transitions = transitions_of((EpochStart(3, 40),), 60, segment)
     assert whole == (EpochStart(3, 40), EpochStart(6, 70))
-    assert joints == (Joint(3, 60, 70),)
+    assert transitions == (EpochTransition(3, 60, 70),)

@@ -97,17 +97,17 @@ class ArrowBatches:
         batch in `batches`.
         """
         cursor = np.zeros(3, np.int64)
-        room = usual = Room.of_any(self._rows_max, self._batch_bytes_max)
+        sizes = usual_sizes = BufferSizes.of_any(self._rows_max, self._batch_bytes_max)
         while cursor[rows.AT_BATCH] < len(batches):
             # In a list, so that this generator keeps none while its rows are used.
-            buffers = [RowBuffers(room, self._schema)]
+            buffers = [RowBuffers(sizes, self._schema)]
             count, needed, fault = rows.fill_rows(
                 data,
                 batches,
                 cursor,
                 limits,
                 self._row_bytes,
-                room.all_bytes,
+                sizes.all_bytes,
                 self._exact,
                 buffers[0].arrays,
             )
@@ -115,10 +115,12 @@ class ArrowBatches:
                 raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.RECORD_FAULTS[fault])
             if count:
                 yield self._filled(buffers.pop(), count)
-                room = usual
+                sizes = usual_sizes
             elif needed:  # one record that is larger than a batch
                 buffers.clear()
-                room = Room(1, needed, *rows.sizes_of_next(data, batches, cursor, self._exact))
+                sizes = BufferSizes(
+                    1, needed, *rows.sizes_of_next(data, batches, cursor, self._exact)
+                )
 
     def first_fault(self, data: Any, batch: Any, limits: RowLimits) -> str | None:
         """The fault that `of` would find in a batch's records.
@@ -191,24 +193,24 @@ class _Memory:
 
 
 class _ValuesMemory:
-    """Buffers for `count` values (0: the column is not wanted), of `room_bytes` bytes in all."""
+    """Buffers for `count` values (0: the column is not wanted), of `bytes_max` bytes in all."""
 
-    def __init__(self, count: int, room_bytes: int) -> None:
+    def __init__(self, count: int, bytes_max: int) -> None:
         self._ends = _Memory(count and count + 1, np.int32)
-        self._data = _Memory(room_bytes * (count > 0), np.uint8)
+        self._data = _Memory(bytes_max * (count > 0), np.uint8)
         self._ends.array[:1] = 0
         present = _Memory(count, np.uint8).array
         self.arrays = rows.Values(self._ends.array, self._data.array, present)
 
     def column(self, kind: Any, count: int) -> Any:
         size = int(self.arrays.ends[count])
-        validity = _validity(self.arrays.there, count)
+        validity = _validity(self.arrays.present, count)
         buffers = [validity, self._ends.cut(count + 1), self._data.cut(size)]
         return pa.Array.from_buffers(kind, count, buffers)
 
 
-class Room(NamedTuple):
-    """What buffers have room for. `all_bytes`: keys, values, headers and all else."""
+class BufferSizes(NamedTuple):
+    """The most that buffers hold. `all_bytes`: keys, values, headers and all else."""
 
     rows_max: int
     all_bytes: int
@@ -219,7 +221,7 @@ class Room(NamedTuple):
     header_value_bytes: int
 
     @classmethod
-    def of_any(cls, rows_max: int, all_bytes: int) -> Room:
+    def of_any(cls, rows_max: int, all_bytes: int) -> BufferSizes:
         """For rows in which one column may have all bytes."""
         return cls(rows_max, all_bytes, all_bytes // rows.HEADER_OVERHEAD_BYTES, *[all_bytes] * 4)
 
@@ -227,9 +229,9 @@ class Room(NamedTuple):
 class RowBuffers:
     """Memory for rows. `fill_rows` writes into `arrays`."""
 
-    def __init__(self, room: Room, schema: Any) -> None:
+    def __init__(self, sizes: BufferSizes, schema: Any) -> None:
         self._schema = schema
-        rows_max = room.rows_max
+        rows_max = sizes.rows_max
 
         def rows_of(name: str) -> int:
             return rows_max * (name in schema.names)
@@ -240,15 +242,15 @@ class RowBuffers:
             "timestampType": _Memory(rows_max, np.int32),
         }
         self._values = {
-            "key": _ValuesMemory(rows_of("key"), room.key_bytes),
-            "value": _ValuesMemory(rows_of("value"), room.value_bytes),
+            "key": _ValuesMemory(rows_of("key"), sizes.key_bytes),
+            "value": _ValuesMemory(rows_of("value"), sizes.value_bytes),
         }
         with_headers = rows_of("headers")
         self._header_ends = _Memory(with_headers and with_headers + 1, np.int32)
         self._header_ends.array[:1] = 0
-        entries = max(room.headers_max, 1) * (with_headers > 0)
-        sizes = room.header_key_bytes, room.header_value_bytes
-        self._entries = [_ValuesMemory(entries, size) for size in sizes]
+        entries = max(sizes.headers_max, 1) * (with_headers > 0)
+        header_sizes = sizes.header_key_bytes, sizes.header_value_bytes
+        self._entries = [_ValuesMemory(entries, size) for size in header_sizes]
         self.arrays = rows.Buffers(
             offsets=self._numbers["offset"].array,
             timestamps=self._numbers["timestamp"].array,
@@ -256,7 +258,7 @@ class RowBuffers:
             key=self._values["key"].arrays,
             value=self._values["value"].arrays,
             header_ends=self._header_ends.array,
-            headers_there=_Memory(with_headers, np.uint8).array,
+            headers_present=_Memory(with_headers, np.uint8).array,
             header_key=self._entries[0].arrays,
             header_value=self._entries[1].arrays,
         )
@@ -274,7 +276,7 @@ class RowBuffers:
         pairs = zip(kind.value_type, self._entries, strict=True)
         columns = [memory.column(field.type, entries) for field, memory in pairs]
         structs = pa.StructArray.from_arrays(columns, fields=list(kind.value_type))
-        validity = _validity(self.arrays.headers_there, count)
+        validity = _validity(self.arrays.headers_present, count)
         buffers = [validity, self._header_ends.cut(count + 1)]
         return pa.Array.from_buffers(kind, count, buffers, children=[structs])
 

@@ -64,13 +64,13 @@ class ScannedHeaders:
 
 def scan_headers(data: Any, start: int, end: int) -> ScannedHeaders:
     """Scans `data[start:end]` (a read-only uint8 array) up to its end or the first fault."""
-    room = max(16, (end - start) // 1024)
+    rows_max = max(16, (end - start) // 1024)
     while True:
-        table = np.empty((room, _COLUMNS), np.int64)
+        table = np.empty((rows_max, _COLUMNS), np.int64)
         rows, stopped, fault = _scan(data, start, end, table)
-        if rows < room:
+        if rows < rows_max:
             return ScannedHeaders(data, table[:rows], int(stopped), int(fault))
-        room *= 4
+        rows_max *= 4
 
 
 @compiled

@@ -120,9 +120,9 @@ class Arena:
         Raises MalformedMessage for an unknown codec or damaged data, TooLargeToUnpack.
         """
         start = self._used
-        room = min(len(self._bytes) - start, self._batch_bytes_max)
-        filled, is_whole = self._unpack(codec, stored, room)
-        if not is_whole and room < self._batch_bytes_max:
+        free_bytes = min(len(self._bytes) - start, self._batch_bytes_max)
+        filled, is_whole = self._unpack(codec, stored, free_bytes)
+        if not is_whole and free_bytes < self._batch_bytes_max:
             self._grow_to(start + self._batch_bytes_max)
             filled, is_whole = self._unpack(codec, stored, self._batch_bytes_max)
         if not is_whole:
@@ -130,8 +130,10 @@ class Arena:
         self._used += filled
         return start, self._used
 
-    def _unpack(self, codec: int, stored: memoryview, room: int) -> tuple[int, bool]:
-        return unpack_into(codec, stored, memoryview(self._bytes)[self._used : self._used + room])
+    def _unpack(self, codec: int, stored: memoryview, free_bytes: int) -> tuple[int, bool]:
+        return unpack_into(
+            codec, stored, memoryview(self._bytes)[self._used : self._used + free_bytes]
+        )
 
     def _grow_to(self, size: int) -> None:
         """Pages that nothing is written to take no memory. Only the batches before are copied, and
@@ -143,7 +145,9 @@ class Arena:
 
 
 def _outside(begin: int, end: int, limits: RowLimits) -> bool:
-    """True: nobody asks for offsets of `begin` … `end - 1`, nor for `begin`."""
+    """True: no offset from `begin` up to but not including `end` is wanted. `end` may be wrong, as
+    in a damaged header: then `begin` counts alone.
+    """
     return begin >= limits.offset_end or max(end, begin + 1) <= limits.offset_from
 
 

@@ -73,7 +73,7 @@ class Values(NamedTuple):
 
     ends: Any  # int32, one more than values, the first is 0
     data: Any  # uint8
-    there: Any  # uint8, 1 or 0
+    present: Any  # uint8, 1 or 0
 
 
 class Buffers(NamedTuple):
@@ -85,7 +85,7 @@ class Buffers(NamedTuple):
     key: Values
     value: Values
     header_ends: Any  # int32 by row, as `Values.ends`
-    headers_there: Any  # uint8 by row
+    headers_present: Any  # uint8 by row
     header_key: Values
     header_value: Values
 
@@ -281,7 +281,7 @@ def _headers_bytes(position: int, end: int, count: int, exact: bool) -> Any:
 def _put(length: int, origin: int, position: int, to: Any) -> None:
     """Writes the value with index `position` of `to` (Values)."""
     used = np.int64(to.ends[position])
-    to.there[position] = length >= 0
+    to.present[position] = length >= 0
     if length > 0:
         _copy_bytes(np.int64(to.data.ctypes.data) + used, origin, length)
         used += length
@@ -299,12 +299,12 @@ def _put_headers(position: int, end: int, count: int, row: int, exact: bool, to:
         else:
             base = np.int64(to.header_key.data.ctypes.data)
             text = base + np.int64(to.header_key.ends[entry])
-            to.header_key.there[entry] = 1
+            to.header_key.present[entry] = 1
             to.header_key.ends[entry + 1] = _put_text(start, position, text) - base
         length, start, position, _ = _field(position, end)
         _put(length, start, entry, to.header_value)
         entry += 1
-    to.headers_there[row] = count > 0
+    to.headers_present[row] = count > 0
     to.header_ends[row + 1] = entry
 
 
@@ -352,15 +352,15 @@ def fill_rows(
     cursor: Any,
     limits: Any,
     row_bytes: int,
-    room: int,
+    bytes_left: int,
     exact: bool,
     to: Any,
 ) -> Any:
-    """Writes as many rows of `batches` as fit into `to` and `room`; starts at and moves `cursor`.
+    """Writes as many rows of `batches` as fit into `to` and `bytes_left`; moves `cursor`.
 
     `batches`: rows of a ScannedHeaders' table. `limits`: RowLimits. `row_bytes`: bytes of a row
-    besides its key, value and headers. `room`: the free bytes. `exact`: headers' keys as their
-    bytes, and timestamps in ms. `to`: Buffers.
+    besides its key, value and headers. `exact`: headers' keys as their bytes, and timestamps in
+    ms. `to`: Buffers.
 
     Returns (rows, bytes of the next record if it did not fit, fault). At a fault the cursor is in
     the faulty batch.
@@ -377,7 +377,7 @@ def fill_rows(
         is_append = (batches[number, ATTRIBUTES] & TIMESTAMP_TYPE_MASK) != 0
         append_time = batches[number, MAX_TIMESTAMP]
         for record in range(cursor[AT_RECORD], batches[number, COUNT]):
-            fault, after, delta, offset, key_length, key, value_length, value, count, place = (
+            fault, after, delta, offset, key_length, key, value_length, value, count, headers_at = (
                 _parse(position, end)
             )
             if fault != SOUND:
@@ -387,14 +387,14 @@ def fill_rows(
             if offset_from <= offset < offset_end and timestamp_min <= timestamp <= timestamp_max:
                 needed = row_bytes + keys * max(key_length, 0) + values * max(value_length, 0)
                 if headers:
-                    of_keys, of_values, fault = _headers_bytes(place, after, count, exact)
+                    key_bytes, value_bytes, fault = _headers_bytes(headers_at, after, count, exact)
                     if fault != SOUND:
                         return row, np.int64(0), fault
-                    needed += of_keys + of_values + count * HEADER_OVERHEAD_BYTES
-                if row == len(to.offsets) or needed > room:
+                    needed += key_bytes + value_bytes + count * HEADER_OVERHEAD_BYTES
+                if row == len(to.offsets) or needed > bytes_left:
                     cursor[AT_POSITION], cursor[AT_RECORD] = position - base, record
                     return row, needed, SOUND
-                room -= needed
+                bytes_left -= needed
                 to.offsets[row] = offset
                 to.timestamps[row] = timestamp if exact else _micros(timestamp)
                 to.timestamp_types[row] = is_append
@@ -403,7 +403,7 @@ def fill_rows(
                 if values:
                     _put(value_length, value, row, to.value)
                 if headers:
-                    _put_headers(place, after, count, row, exact, to)
+                    _put_headers(headers_at, after, count, row, exact, to)
                 row += 1
             position = after
         if position != end:
@@ -420,9 +420,9 @@ def sizes_of_next(data: Any, batches: Any, cursor: Any, exact: bool) -> Any:
     base, number = np.int64(data.ctypes.data), cursor[AT_BATCH]
     position = base + max(cursor[AT_POSITION], batches[number, START])
     end = base + batches[number, END]
-    _, after, _, _, key_length, _, value_length, _, count, place = _parse(position, end)
-    of_keys, of_values, _ = _headers_bytes(place, after, count, exact)
-    return count, max(key_length, 0), max(value_length, 0), of_keys, of_values
+    _, after, _, _, key_length, _, value_length, _, count, headers_at = _parse(position, end)
+    key_bytes, value_bytes, _ = _headers_bytes(headers_at, after, count, exact)
+    return count, max(key_length, 0), max(value_length, 0), key_bytes, value_bytes
 
 
 @compiled
@@ -431,11 +431,11 @@ def fault_in(data: Any, batch: Any, offset_from: int, offset_end: int, headers: 
     base = np.int64(data.ctypes.data)
     position, end = base + batch[START], base + batch[END]
     for _ in range(batch[COUNT]):
-        fault, after, _, offset, _, _, _, _, count, place = _parse(position, end)
+        fault, after, _, offset, _, _, _, _, count, headers_at = _parse(position, end)
         if fault != SOUND:
             return fault
         if headers and offset_from <= batch[BASE_OFFSET] + offset < offset_end:
-            _, _, fault = _headers_bytes(place, after, count, True)
+            _, _, fault = _headers_bytes(headers_at, after, count, True)
             if fault != SOUND:
                 return fault
         position = after

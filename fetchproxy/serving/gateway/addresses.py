@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 import structlog
 from fetchproxy_protocol.addresses import (
     NODES_MAX,
-    Located,
+    LocatedAddresses,
     NodeAddress,
     hide_node_endpoints,
     locate_addresses,
@@ -217,7 +217,7 @@ class AdvertisedAddresses:
         opened first.
         """
         locating = locate_addresses(payload, api_key, version)
-        known: Located | None = None
+        known: LocatedAddresses | None = None
         if len(payload) <= READ_AT_ONCE_BYTES_MAX:
             known = at_once(locating)
             if self._nodes.heard_of(known.nodes):

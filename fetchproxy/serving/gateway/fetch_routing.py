@@ -557,7 +557,7 @@ class FetchRouter:
         """The view that clients may see. Notes the partition if its leader must be asked first."""
         archive = self._shared.archive
         known = archive.rlmm.view(tp)
-        visible = None if known is None else archive.views.settled(known)
+        visible = None if known is None else archive.views.checked_view(known)
         if visible is None and known is not None:
             self._unchecked.add(tp)
             return archive.views.view(tp)

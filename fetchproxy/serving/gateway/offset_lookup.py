@@ -197,13 +197,13 @@ class ArchiveLookup:
 
         In one pass, because nearly always nearly all are settled.
         """
-        view_of, settled = self.archive.rlmm.view, self.archive.views.settled
+        view_of, checked_view = self.archive.rlmm.view, self.archive.views.checked_view
         left: list[TopicIdPartition] = []
         async for tp in cooperative(tps):
             view = view_of(tp)
             settled_view = None
             if view is not None and view.read_at >= oldest and view.segments:
-                settled_view = settled(view)
+                settled_view = checked_view(view)
             if settled_view is None:
                 left.append(tp)
             else:

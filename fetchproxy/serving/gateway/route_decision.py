@@ -287,7 +287,7 @@ class RouteDecider:
                 may_be[topic_id] = True
                 self.unlisted.add(topic_id)
         if not all(may_be.values()):
-            await archive.positions.look(POSITIONS_AGE_MAX_S)
+            await archive.positions.refresh_unless_failing(POSITIONS_AGE_MAX_S)
         async for key, tp in cooperative(tps.items()):
             if may_be[tp.topic_id] or archive.positions.archiver_position(tp) is not None:
                 archived[key] = tp
@@ -363,8 +363,8 @@ class RouteDecider:
             archiver_has_it = archiver_position is not None and archiver_position <= offset
             view = archive.rlmm.view(tp)
             # A log start never falls, but a person may declare a log another one's history.
-            settled = not archive.views.begins_again(tp)
-            if settled and view is not None and offset < view.raised_log_start:
+            log_continues = not archive.views.begins_again(tp)
+            if log_continues and view is not None and offset < view.raised_log_start:
                 self.decisions[key] = RouteDecision(Route.RELAY_ERROR, tp)  # deleted on purpose
             elif (
                 archiver_has_it

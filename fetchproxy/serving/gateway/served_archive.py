@@ -461,7 +461,7 @@ class ArchiveStarts:
     def of(self, topic: TopicInfo, oldest: float) -> StartOf:
         """Uses only views that were read at or after `oldest` (loop time, s)."""
         known = self._entry_of(topic)
-        view_of, settled = self._rlmm.view, self._views.settled
+        view_of, checked_view = self._rlmm.view, self._views.checked_view
 
         def start_of(partition: int) -> tuple[int, int] | None:
             view = view_of(known.tp(topic, partition))
@@ -470,7 +470,7 @@ class ArchiveStarts:
             cached = known.starts.get(partition)
             if cached is not None and cached[0] is view:
                 return cached[1]
-            settled_view = settled(view) if view.segments else None
+            settled_view = checked_view(view) if view.segments else None
             if settled_view is None or not settled_view.segments:
                 return None
             start = archive_start(settled_view)
@@ -489,7 +489,7 @@ class ArchiveStarts:
         if view is None or view.read_at < oldest or not view.segments:
             return None
         known.tps[partition] = view.tp
-        return self._views.settled(view)
+        return self._views.checked_view(view)
 
     async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
         def topic_is_gone(key: tuple[UUID, str]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from proxy_process import wait_for
@@ -79,12 +78,7 @@ class JavaReader:
         self._process.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.stop()
 
     def has(self, count: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import confluent_kafka
@@ -43,12 +42,7 @@ class RackReader:
         self._consumer.assign([self._where])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
     def bytes_from(self, node_id: int) -> int:

@@ -134,7 +134,7 @@ async def _has_archive(archive: ServedArchive, tp: TopicIdPartition, offset: int
     `check_deletions` looks once more. Raises RemoteStorageError.
     """
     at = archive.clock()
-    await archive.positions.first_look()
+    await archive.positions.first_read()
     if _is_accumulated(archive, tp) or await archive.knowledge.archived_among({tp.topic_id}):
         return True
     known, deletions = archive.deletions.get(tp), archive.deletions

@@ -178,7 +178,7 @@ async def _about_to_have_an_archive(
     """Names of topics that an archiver accumulates: see `_about_to_be_archived`."""
     positions = archive.positions
     if topics:
-        await positions.first_look()
+        await positions.first_read()
     return {topic.name for topic in topics if positions.accumulates(topic.topic_id)}
 
 
@@ -270,7 +270,7 @@ async def _about_to_be_archived(
     earliest = [q for q in questions if q.timestamp == wire.EARLIEST]
     positions = archive.positions
     if earliest:
-        await positions.first_look()
+        await positions.first_read()
     undecided = []
     async for question in cooperative(earliest):
         begin, result = positions.archiver_position(question.tp), question.result

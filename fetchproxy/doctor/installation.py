@@ -1,8 +1,7 @@
 """What the checks look at: the settings, this machine, and the opened parts of the installation.
 
-Everything is opened by the functions that `fetchproxy serve` and `archive` start with, and once for
-all checks. A `Look` is the code of one check. It returns what is wrong, or raises: an error of the
-domain is what is wrong, in its own words.
+Everything is opened once for all checks, by the functions that `fetchproxy serve` and `archive`
+start with. A `CheckFunction` returns what is wrong, or raises a domain error whose text says it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 
 class Finding(NamedTuple):
-    """`words`: fill the remedy, beside those of `Scene.words`."""
+    """`words`: fill the remedy, beside those of `Installation.words`."""
 
     reason: str
     words: Mapping[str, object] = {}
@@ -59,7 +58,7 @@ class Passed(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Scene:
+class Installation:
     """One examination. `before`: nothing runs yet. `present`: the settings of the process that runs
     now, if another file is examined. `file`: the settings' file.
     """
@@ -163,7 +162,7 @@ class Scene:
                 await self.resources.aclose()
 
 
-Look = Callable[[Scene], Awaitable[Passed | Sequence[Finding]]]
+CheckFunction = Callable[[Installation], Awaitable[Passed | Sequence[Finding]]]
 
 
 async def from_brokers(call: Awaitable[T]) -> T:
