@@ -79,7 +79,7 @@ class RestoreReport:
         for one in self.lost:
             yield (
                 f"not archived: {one.topic}-{one.partition}: offsets {one.first_offset} to "
-                f"{one.end_offset - 1}, which new records get"
+                f"{one.end_offset - 1} are lost, and new records get them"
             )
         for records in self.local:
             yield _local_text(records)
@@ -117,9 +117,9 @@ def _difference_text(one: GroupDifference) -> str:
     if one.skipped:
         parts.append(f"skips {one.skipped} records that it had not read")
     if one.archived:
-        parts.append(f"has {one.archived} records to read that only the archive has")
+        parts.append(f"still has {one.archived} records to read, which only the archive has")
     if one.set_back:
-        parts.append(f"was {one.set_back} offsets further, at {one.committed_offset}")
+        parts.append(f"had committed {one.committed_offset}, {one.set_back} offsets further")
     if one.repeated_max:
         parts.append(f"repeats up to {one.repeated_max} records, if it committed later")
     return (

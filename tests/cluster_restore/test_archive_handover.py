@@ -101,8 +101,8 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
 def test_it_names_its_owner_and_what_continues() -> None:
     async def scene() -> None:
         async with opened() as one:
-            assert "changes hands from cluster old to new" in (await one.begun()).in_words()
-            assert "logs that go on in topics of that cluster: 1" in await one.handed_over()
+            assert "passes from cluster old to new" in (await one.begun()).in_words()
+            assert "topics that continue an archived log: 1" in await one.handed_over()
             owner = await one.owner()
             assert owner is not None
             assert owner.handed_over is not None
@@ -223,7 +223,7 @@ def test_a_mirror_stays_one() -> None:
     async def scene() -> None:
         mirror = replace(OWNED, manager=MIRROR)
         async with opened(mirror) as one:
-            assert "stays one" in await one.handed_over()
+            assert "has a mirror" in await one.handed_over()
             assert await one.owner() == mirror
 
     run(scene())

@@ -138,7 +138,7 @@ def test_the_plan_names_local_history_and_producer_ids() -> None:
     plan = plan_restore([LostTopic("orders", 3, (partition,))], {}, REAL, PHANTOMS)
     _, line, producers = diff_lines(plan, 2_345)
     assert "begins at 40 with local history up to 100 (below 40 leader epochs do" in line
-    assert producers == "~ producer ids up to 2345 are passed over: up to 3 blocks of 1000"
+    assert producers == "~ producer ids up to 2345 are skipped: up to 3 blocks of 1000"
     [goal] = partition_goals(plan.topics[0])
     # A phantom that leads in epoch 2 hands over in epoch 3.
     assert (goal.leader_epoch, goal.end_offset, goal.local) == (3, 100, HISTORY)

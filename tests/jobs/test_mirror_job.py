@@ -472,9 +472,9 @@ async def test_nobody_archives_into_a_mirror(
     mirrored(a, b)
     remote_storage = RemoteStorage(FilesystemObjectStore(b), PREFIX, manager=manager)
     async with remote_storage:
-        with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
+        with pytest.raises(ArchiveMismatch, match="there is a mirror at that place"):
             await remote_storage.objects.list_partitions()
-        with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
+        with pytest.raises(ArchiveMismatch, match="there is a mirror at that place"):
             await remote_storage.objects.put_segment_metadata(archive.segments[0], b"{}")
     async with RemoteStorage(FilesystemObjectStore(b), PREFIX, must_exist=True) as reader:
         assert await reader.objects.list_partitions() == [TP]

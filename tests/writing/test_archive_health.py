@@ -156,7 +156,7 @@ async def late_copy(_: Path) -> MemoryObjectStore:
     await planted.add([batch(0)])
     published_conditions = PublishedConditions(planted.storage.objects)
     published_conditions.hold(
-        Kind.COMPACTED_COPY_LATE, TP, f"{TP} was not copied anew: it was at offset 10"
+        Kind.COMPACTED_COPY_LATE, TP, f"{TP} was not copied in time: it was at offset 10"
     )
     await published_conditions.publish()
     return planted.store
