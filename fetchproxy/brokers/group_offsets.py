@@ -57,7 +57,7 @@ async def from_all_coordinators(cluster: Cluster, read: Callable[[], Awaitable[T
         if after == before:
             return result
         before = after
-    raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} move again and again: try it later")
+    raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} keep moving: try again later")
 
 
 async def _offsets_leaders(cluster: Cluster) -> Mapping[int, tuple[int, int]]:

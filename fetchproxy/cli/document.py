@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def _row(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
     names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else ""
     value = "" if getattr(parameter, "is_flag", False) else parameter.metavar or _choices(parameter)
-    value = value.strip("{}")
+    value = value.strip("{}").replace("|", "\\|")
     meaning = _one_line(parameter.help or "").replace("|", "\\|")
     required = " Required." if parameter.required else ""
     variable = f"`{parameter.envvar}`" if parameter.envvar else ""
@@ -68,8 +69,9 @@ def _row(parameter: Any) -> str:
 
 
 def _choices(parameter: Any) -> str:
-    choices = getattr(parameter.type, "choices", ())
-    return "\\|".join(str(getattr(one, "value", one)) for one in choices) or "VALUE"
+    annotation = parameter.type_descriptor.annotation
+    is_choice = isinstance(annotation, type) and issubclass(annotation, Enum)
+    return "|".join(str(one.value) for one in annotation) if is_choice else "VALUE"
 
 
 def _one_line(text: str) -> str:

@@ -243,7 +243,7 @@ class ArchivedRecords:
             raise
         result = fetch.results().get(tp)
         if result is None:
-            raise TimeoutError(f"the store has not given the records within {_READ_MAX_S:g} s")
+            raise TimeoutError(f"the store did not return the records within {_READ_MAX_S:g} s")
         if result.error is not None:
             raise result.error
         if result.skipped is not None:

@@ -492,7 +492,7 @@ async def test_after_a_cut_over_the_archive_is_at_the_other_place(
         with pytest.raises(ArchiveMismatch, match=f"has moved to {url_of(b)}"):
             await running.objects.list_partitions()
     assert mirrored(a, b, cut_over=True).cut_over  # nothing is left to do
-    with pytest.raises(ArchiveMismatch, match="has moved to --to already"):
+    with pytest.raises(ArchiveMismatch, match="has already moved to --to"):
         mirrored(a, b)
     with pytest.raises(ArchiveMismatch, match="has moved to"):
         mirrored(a, tmp_path / "third")
