@@ -74,7 +74,7 @@ def query_of(parameters: Mapping[str, str]) -> RecordQuery:
         raise BadQuery("topic is missing")
     form = parameters.get("as", "text")
     if form not in ("text", "hex"):
-        raise BadQuery(f"as is text or hex, not {form[:20]!r}")
+        raise BadQuery(f"as must be text or hex, not {form[:20]!r}")
     offset = _number(parameters, "offset", _INT64_MAX)
     timestamp_ms = _number(parameters, "timestamp_ms", _INT64_MAX)
     if offset is not None and timestamp_ms is not None:

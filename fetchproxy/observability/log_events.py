@@ -306,7 +306,7 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _warning(
             "clipped_segment_unreadable",
-            "a segment was shortened but cannot be read; it keeps its old newest timestamp, so "
+            "a segment was shortened but cannot be read, so its newest timestamp is not updated: "
             "retention may delete it later than it should",
             "run `fetchproxy verify`",
         ),
