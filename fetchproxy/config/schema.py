@@ -393,9 +393,9 @@ class GatewayConfig(Section):
     connections_max: int = Field(20_000, ge=1)
     """How many client connections there may be at once. The proxy closes any above this number."""
     connections_per_ip_max: Live[int] = Field(20_000, ge=1)
-    """How many connections one address may have at once (max.connections.per.ip). The default
-    equals that of connections_max, so there is no limit for one address, because many clients may
-    share a NAT.
+    """How many connections one address may have at once (max.connections.per.ip). The default is as
+    high as that of connections_max, so by default there is no separate limit for one address: many
+    clients may share a NAT.
     """
     idle_max_ms: Live[Duration] = Field(600_000, ge=100)
     """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""
