@@ -534,7 +534,7 @@ async def test_an_archiver_that_is_heard_refuses_the_cut_over(
     beating = threading.Thread(target=beat)
     beating.start()
     try:
-        with pytest.raises(ArchiveMismatch, match="an archiver is at work"):
+        with pytest.raises(ArchiveMismatch, match="an archiver is still running"):
             mirrored(a, b, cut_over=True)
     finally:
         ended.set()
