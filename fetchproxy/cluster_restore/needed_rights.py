@@ -82,7 +82,7 @@ def _of_phantoms(plan: RestorePlan) -> Iterator[NeededRight]:
 def _of_padding(plan: RestorePlan) -> Iterator[NeededRight]:
     planned = plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
     if any(one.record_epoch > 0 for topic in planned for one in topic.archived.partitions):
-        purpose = "to raise leader epochs, without which archived logs do not go on"
+        purpose = "to raise leader epochs, so that new logs continue the archived ones"
         yield NeededRight("ALTER", CLUSTER, purpose)
     for topic in plan.of(TopicAction.CREATE, TopicAction.TAKE):
         resource = ("topic", topic.name)

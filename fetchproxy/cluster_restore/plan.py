@@ -103,7 +103,7 @@ class LostTopic:
         epochs are above.
         """
         if self.later_partitions or any(one.archived_end is not None for one in self.partitions):
-            return "the archive goes on beyond the chosen state"
+            return "the archive has records beyond the chosen state"
         epoch = max((one.leader_epoch for one in self.partitions), default=-1)
         if epoch > EPOCHS_RAISED_MAX:
             return (
@@ -339,7 +339,7 @@ def diff_lines(
     for beyond in beyond_state(plan):
         yield f"! not in the new log: {beyond}"
     for name, why in logs_that_end(plan).items():
-        yield f"! topic {name}: its archived log does not go on in the new one: {why}"
+        yield f"! topic {name}: its new log does not continue the archived one: {why}"
     if plan.archive:
         yield f"~ archive: {plan.archive}"
     for note in plan.notes:

@@ -88,16 +88,16 @@ class RestoreReport:
         for text in self.beyond_state:
             yield f"not in the new log: {text}"
         yield (
-            f"groups: their offsets are of {_utc_text(self.commits_until_ms)}. No later commit is "
-            "in the archive, and no group that committed first after that"
+            f"groups: their offsets are of {_utc_text(self.commits_until_ms)}. The archive has no "
+            "later commits, and no groups that first committed after that"
         )
         for difference in self.differences:
             yield _difference_text(difference)
         for start in self.uncertain_starts:
             yield (
-                f"group {start.group} at {start.topic}-{start.partition}: no commit is known; "
-                "begins by its clients' auto.offset.reset, and if it committed later, skips or "
-                f"repeats up to {start.records_max} records"
+                f"group {start.group} at {start.topic}-{start.partition}: no commit is known, so "
+                "its clients' auto.offset.reset decides where it begins; if it committed later, it "
+                f"skips or repeats up to {start.records_max} records"
             )
         for fault in self.faults:
             yield f"fault: {fault}"

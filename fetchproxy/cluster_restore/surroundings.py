@@ -33,17 +33,17 @@ def padding_notes(topics: Iterable[LostTopic]) -> Iterator[str]:
         "start no clients. Records of others are noticed, named, and not deleted"
     )
     yield (
-        "leader epochs begin at 0, and are raised only for logs that go on: groups get higher ones "
-        "without an epoch. Brokers write the "
-        "new log start to their disks within log.flush.start.offset.checkpoint.interval.ms (60 s): "
-        "if all replicas crash before, run the same command again"
+        "leader epochs begin at 0, and are raised only for logs that continue archived ones; "
+        "offsets of groups with higher epochs are committed without one. Brokers write the new log "
+        "start to their disks within log.flush.start.offset.checkpoint.interval.ms (60 s): if all "
+        "replicas crash before, run the same command again"
     )
     for topic in topics:
         epoch = max((one.record_epoch for one in topic.partitions), default=-1)
         if topic.goes_on and epoch > 0 and topic.replication_factor < 2:
             yield (
-                f"topic {topic.name}: its archived log does not go on in the new one: leader "
-                f"epochs are archived up to {epoch}, and with one replica they cannot be raised"
+                f"topic {topic.name}: its new log does not continue the archived one: that one has "
+                f"leader epochs up to {epoch}, which cannot be reached with a single replica"
             )
 
 
