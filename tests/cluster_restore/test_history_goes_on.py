@@ -171,12 +171,12 @@ def test_a_log_goes_on_by_padding_also_if_it_was_killed(
     first_id, seam = topic_id(old.bootstrap, NAME), data.ends(old.bootstrap)
     old.kill()
     command = [*restore_command(store, new, tmp_path), "--by", "padding"]
-    assert "~ archive: it changes hands from cluster" in output_of(*command, "--dry-run")
+    assert "~ archive: it passes from cluster" in output_of(*command, "--dry-run")
     killed_at("record", command)
 
     report = output_of(*command)
 
-    assert "logs that go on in topics of that cluster: 1" in report
+    assert "topics that continue an archived log: 1" in report
     assert "does not go on" not in report
     assert dict(enumerate(log_edges(new.bootstrap, NAME, PARTITIONS))) == {
         partition: (end, end) for partition, end in seam.items()

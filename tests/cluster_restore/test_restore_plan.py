@@ -310,7 +310,7 @@ def test_a_plan_names_the_logs_that_do_not_go_on() -> None:
     too_many = plan_of(leader_epoch=1_001)
     lines = list(diff_lines(too_many))
     assert any("leader epoch from 0, replicas 1" in line for line in lines)
-    [line] = [line for line in lines if line.startswith("! topic t: its archived log does not go")]
+    [line] = [line for line in lines if line.startswith("! topic t: its new log does not")]
     assert "up to 1,000, and one partition was at 1,001" in line
     assert "beyond the chosen state" in logs_that_end(plan_of(archived_end=120))["t"]
 
