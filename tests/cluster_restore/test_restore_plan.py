@@ -321,7 +321,7 @@ def test_padding_names_the_logs_whose_epochs_nobody_can_raise() -> None:
         for name, replicas, epoch in (("one", 1, 3), ("three", 3, 3), ("zero", 1, 0))
     ]
     notes = list(padding_notes(topics))
-    [named] = [note for note in notes if "does not go on" in note]
+    [named] = [note for note in notes if "does not continue" in note]
     assert named.startswith("topic one: ")
     assert "archived up to 3" in named
 
