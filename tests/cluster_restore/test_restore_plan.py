@@ -323,7 +323,7 @@ def test_padding_names_the_logs_whose_epochs_nobody_can_raise() -> None:
     notes = list(padding_notes(topics))
     [named] = [note for note in notes if "does not continue" in note]
     assert named.startswith("topic one: ")
-    assert "archived up to 3" in named
+    assert "leader epochs up to 3" in named
 
 
 def test_a_group_within_local_history_needs_no_archive() -> None:
