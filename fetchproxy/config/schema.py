@@ -75,8 +75,8 @@ class ArchiveConfig(Section):
     an offset that an archiver has read but not copied yet, and then skip it.
     """
     workers_max: int = Field(4, ge=1)
-    """How many partitions are archived at once. With `--once`, of those with at most 1,000 records
-    to copy, four times as many.
+    """How many partitions are archived at once. With `--once`, four times as many partitions that
+    have at most 1,000 records to copy.
     """
     # At most the age at which objects without metadata are deleted
     # (`WritingLimits.orphan_age_min_ms`): an upload whose response was lost may go on for this

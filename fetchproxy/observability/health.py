@@ -348,8 +348,8 @@ class Kind(StrEnum):
     )
     CLUSTER_STATE_OLD = _error(
         "cluster_state_old",
-        "the state of the cluster in the archive is not written any more: a cluster that is "
-        "restored from it gets old offsets of groups, and lacks what was made since",
+        "the state of the cluster in the archive is no longer written: a restored cluster would "
+        "get old offsets of groups, and would lack what was created since",
         "repair what the message names; the archiver tries again by itself",
         about="",
     )

@@ -659,8 +659,7 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "cluster_state_not_written",
             "the brokers or the store did not respond, so the state of the cluster in the archive "
             "is older than `archive.cluster_state_interval_ms`",
-            "none: it is retried; if it fails again and again, that is the condition "
-            "`cluster_state_old`",
+            "none: it is retried; if it keeps failing, the condition `cluster_state_old` appears",
         ),
         _warning(
             "cluster_state_unreadable",
