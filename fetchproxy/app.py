@@ -432,7 +432,7 @@ def _keep_up(
         following = keep_running("settings", follow, parts.random, parts.health, rests)
         running_tasks.append(tasks.create_task(following, name="settings"))
     if collector is not None:
-        rests = "the page, `/api/status` and part of `/metrics` show what was before"
+        rests = "the page, `/api/status` and part of `/metrics` are not updated"
         showing = keep_running("console", collector.run, parts.random, parts.health, rests)
         running_tasks.append(tasks.create_task(showing, name="console"))
     return running_tasks
@@ -603,10 +603,10 @@ async def _watch_process(parts: Parts) -> None:
     # Each loop runs in its own task, so an error in one does not stop the others.
     watches: list[tuple[str, Callable[[], Awaitable[None]], str]] = [
         ("memory", partial(give_back_freed_memory, glibc_allocator()), "freed memory is kept"),
-        ("objects", visit_exempt_objects, "objects that refer to each other are kept"),
+        ("objects", visit_exempt_objects, "unused memory is not freed"),
         ("event loop time", publish_event_loop_time, "its metrics stand still"),
         ("event loop lag", measure_event_loop_lag, "its metrics stand still"),
-        ("store watch", parts.storage.health.run, "conditions of the store stand still"),
+        ("store watch", parts.storage.health.run, "conditions of the store are not updated"),
         ("readers", parts.storage.accounts.run, "readers that are gone stay in the metrics"),
         ("conditions", parts.health.run, "`fetchproxy_conditions` stands still"),
         ("ages", LAST_SUCCESSES.run, "`fetchproxy_last_success_age_seconds` stands still"),

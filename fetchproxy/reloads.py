@@ -47,7 +47,7 @@ def tell(reload: Reload, health: Health) -> None:
     """In the log, and as conditions: what was taken, what waits, or why nothing was taken."""
     health.forget(Kind.SETTINGS_REFUSED)  # each request is answered in the log
     if reload.fault:
-        what = f"The changed settings cannot be used, and nothing of them was taken: {reload.fault}"
+        what = f"The changed settings cannot be used, so none of them was applied: {reload.fault}"
         health.report(Condition(Kind.SETTINGS_REFUSED, what), error=reload.fault)
         return
     log.info("settings_read_again", taken=list(reload.applied_keys), waiting=list(reload.waiting))

@@ -21,13 +21,15 @@ _SEEDS = 1_000_000
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m rehearsal", description=__doc__)
-    parser.add_argument("--partitions", type=int, default=100, help="of all topics")
+    parser.add_argument("--partitions", type=int, default=100, help="of all topics together")
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--kafka", default=KAFKA_VERSION, metavar="VERSION")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of load, at least")
+    parser.add_argument("--seconds", type=float, default=20.0, help="least time under load")
     parser.add_argument("--records-per-s", type=int, default=1_000)
-    parser.add_argument("--seed", type=int, default=None, help="of the moment; default: any")
-    parser.add_argument("--folder", type=Path, default=None, help="for archive and logs")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="decides when the cluster is killed; default: random"
+    )
+    parser.add_argument("--folder", type=Path, default=None, help="for the archive and the logs")
     options = parser.parse_args(arguments)
     if options.partitions < 5:
         parser.error("--partitions: at least 5, of which the transactions have three")

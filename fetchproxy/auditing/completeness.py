@@ -66,7 +66,7 @@ class CompletenessCheck:
             self.stored
         ):
             message = (
-                f"the log start was raised to {finished_offsets.log_start_offset}, and is lower now"
+                f"the log start was raised to {finished_offsets.log_start_offset}, but is lower now"
             )
             report.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, message))
         report.faults += self._older_end(finished_offsets)

@@ -183,7 +183,7 @@ async def check_nobody_archives(source: MirrorSide) -> None:
     if active_archivers:
         keys = ", ".join(sorted(active_archivers))
         raise ArchiveMismatch(
-            f"an archiver is at work at --from ({keys}): stop it, and run this again"
+            f"an archiver is still running at --from ({keys}): stop it, and run this again"
         )
 
 

@@ -98,8 +98,8 @@ def plan_showing_again(
         return None
     if now.kept_below:
         raise ResolutionRefused(
-            f"{view.tp}: below offset {now.kept_below} another log is kept already; a log put "
-            "aside before it cannot be shown as well"
+            f"{view.tp}: below offset {now.kept_below}, another log is shown already; a log that "
+            "was hidden before it cannot be shown as well"
         )
     end = max(s.end_offset for s in aside) + 1
     history = LogHistory(before, end, now.after_epoch, now.earlier[:-1])

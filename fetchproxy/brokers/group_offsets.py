@@ -57,7 +57,7 @@ async def read_while_coordinators_stay(cluster: Cluster, read: Callable[[], Awai
         if leaders_after == leaders_before:
             return result
         leaders_before = leaders_after
-    raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} move again and again: try it later")
+    raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} keep moving: try again later")
 
 
 async def _offsets_leaders(cluster: Cluster) -> Mapping[int, tuple[int, int]]:

@@ -176,7 +176,7 @@ def skipped_records(records: Mapping[str, tuple[int, int]]) -> str:
         for topic, (skipped_count, faults) in sorted(records.items())
         if faults
     ]
-    return f"; passed over: {', '.join(conditions)}" if conditions else ""
+    return f"; skipped: {', '.join(conditions)}" if conditions else ""
 
 
 def source_options(config: Config, topics: str, more: Iterable[str]) -> dict[str, str]:

@@ -81,7 +81,7 @@ def bundle(
 ) -> None:
     """Collect what a running process says about itself in a zip file, for a bug report.
 
-    README.txt in it lists the contents. There are no records and no secrets, but there are names.
+    README.txt in it lists the contents: no records and no secrets, but names of topics and clients.
     Log and settings are included only if you run this on the process's machine or with
     --token-file.
 

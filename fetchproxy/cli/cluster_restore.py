@@ -51,7 +51,7 @@ Listen = Annotated[
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Address at which the new brokers connect to this command while it runs. Port 0: any "
+        help="Address at which the new brokers connect to this command while it runs. Port 0: a "
         "free port.",
     ),
 ]
@@ -76,8 +76,8 @@ Local = Annotated[
     typer.Option(
         "--local",
         metavar="BYTES|AGE",
-        help="Also write the last records of each partition into the new brokers: this many bytes "
-        "(10GiB), or the records of this time before the state (7d). Default: none.",
+        help="Also give the new brokers the last archived records of each partition: this many "
+        "bytes (10GiB), or those of this much time before the state (7d). Default: none.",
     ),
 ]
 BrokerUsers = Annotated[
@@ -85,17 +85,17 @@ BrokerUsers = Annotated[
     typer.Option(
         "--broker-users",
         metavar="FILE",
-        help="If the new brokers log in at each other (SASL): their user, in the lines that "
-        "fetchproxy user prints. Default: cluster.sasl_username.",
+        help="If the new brokers use SASL among themselves: file with their user, as fetchproxy "
+        "user prints it. Default: cluster.sasl_username.",
     ),
 ]
 By = Annotated[
     RestoreBy,
     typer.Option(
         "--by",
-        help="How partitions come to begin at their offsets. phantoms: a leader that exists only "
-        "meanwhile; it needs the controllers. padding: empty records, which are deleted then; it "
-        "needs CREATE, WRITE and DELETE on the topics alone, and takes longer.",
+        help="How partitions get their start offsets. phantoms: from temporary leaders; this needs "
+        "access to the controllers. padding: from empty records, which are then deleted; this "
+        "needs only CREATE, WRITE and DELETE on the topics, and takes longer.",
     ),
 ]
 StateFile = Annotated[
@@ -103,14 +103,14 @@ StateFile = Annotated[
     typer.Option(
         "--state",
         metavar="FILE",
-        help="File that identifies this restore, so that another run can continue it.",
+        help="File that identifies this restore, so that a later run can continue it.",
     ),
 ]
 TakeOver = Annotated[
     bool,
     typer.Option(
         "--take-over",
-        help="Take the archive also from an archiver of the lost cluster that is at work.",
+        help="Take the archive over even if an archiver of the lost cluster is still running.",
     ),
 ]
 
@@ -205,7 +205,7 @@ async def _recover_journal(config: Config) -> list[str]:
         if recovered_log.end != recovered_log.end_before
     ]
     if gained:
-        _progress(f"step: journal: {count(len(gained), 'partition')} gained records by it")
+        _progress(f"step: journal: it had more records of {count(len(gained), 'partition')}")
     return recovered.all_faults
 
 
@@ -214,7 +214,7 @@ async def _journal_ends(archive: StoredArchive) -> Mapping[TopicIdPartition, int
     if journal.ends:
         _progress(
             f"the journal has records of {count(len(journal.ends), 'partition')} beyond the "
-            "archive: a restore makes segments of them first, and the plan counts with them"
+            "archive: a restore first turns them into segments, and the plan includes them"
         )
     for fault in journal.faults:
         _progress(fault)
@@ -321,19 +321,19 @@ def restore_cluster(
 ) -> None:
     """Restore topics, groups, ACLs and quotas in a new Apache Kafka cluster, with their offsets.
 
-    Each new partition begins where its archive ends, so producers and groups continue at the
-    offsets that they know; with --at, where it ended in that state. What only a journal has becomes
-    segments first. With --local, the new brokers also get the last records before that. Older
-    records are read through fetchproxy: the archive belongs to the new cluster from then on, and
-    the old one is refused. If the command was killed, run it again: it continues.
+    Each new partition begins where its archive ends (with --at: where it ended at that time), so
+    producers and groups continue at the offsets that they know. If there is a journal, its records
+    become segments first. With --local, the new brokers also get the last archived records.
+    fetchproxy serves all older ones: from now on the archive belongs to the new cluster, and
+    refuses the old one. If the command was killed, run it again: it continues.
 
-    Exit codes: 0 restored, also if the report names lost records; 1 a topic was refused, or
-    something is not as it should be; 2 archive or cluster cannot be used; 130 interrupted.
+    Exit codes: 0 restored, even if the report names lost records; 1 a topic was refused, or
+    something is wrong; 2 the archive or the cluster cannot be used; 130 interrupted.
     """
     with users_errors():
         config = options.read_logged(context)
         if by is RestoreBy.PADDING and local is not None:
-            raise ConfigError("--local: a restore by padding gives no records to the new brokers")
+            raise ConfigError("--local cannot be combined with --by padding")
         chosen = _state_time(at, state_file)
         order = order_of(
             config, chosen.at_ms, topics, groups, listen, advertise, controllers, state_file, local,

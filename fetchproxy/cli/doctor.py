@@ -160,7 +160,7 @@ def _ask_console_of(running: Loaded, new_config: Loaded) -> Loaded | None:
         client = ConsoleClient(str(HostPort(host, address.port)), console.token_file)
         return settings_in_force(client.rows("/api/process"), new_config)
     except (ConfigError, NotChecked) as error:
-        typer.echo(f"the process that runs is not compared: {safe_one_line(str(error))}", err=True)
+        typer.echo(f"the running process is not compared: {safe_one_line(str(error))}", err=True)
         return None
 
 

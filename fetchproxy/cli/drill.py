@@ -140,10 +140,10 @@ def drill(
         except ValueError as error:
             raise ConfigError(f"--for {time}: {error}") from None
         if broker is not None and fault is not Fault.BROKER_DOWN:
-            raise ConfigError("--broker is an option of broker-down")
+            raise ConfigError("--broker can be used only with broker-down")
         client = ConsoleClient(config.console.listen, token_file or config.console.token_file)
         readings = run_to_end(_Drill(client).run(fault, for_s, broker))
-    typer.echo(f"{fault} is over. What readers of this process felt:")
+    typer.echo(f"{fault} is over. What readers of this process noticed:")
     for line in drill_effects(readings).lines():
         typer.echo(f"  {line}")
 

@@ -34,6 +34,7 @@ _BASE_OFFSET = re.compile(r"([0-9]{20})[.-]")
 File = Annotated[
     Path,
     typer.Argument(
+        metavar="FILE",
         help="Local .remoteLogIndex, .remoteOffsetIndex or .remoteTimeIndex file, or a copy of a "
         "segment's .index object.",
         exists=True,

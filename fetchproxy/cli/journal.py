@@ -49,11 +49,11 @@ class RecoveredJournal(NamedTuple):
 
 @options.shares("store")
 def recover_journal(context: typer.Context, as_json: AsJson = False) -> None:
-    """Copy the records of a lost cluster that are only in the journal of its archivers.
+    """Turn the journal of a lost cluster's archivers into segments.
 
-    The journal is written if archive.recovery_point_ms is set. The command makes segments of its
-    records, so that the archive ends where the journal ended. It needs no broker. It may be
-    repeated, and does no harm if the archiver still runs.
+    The journal has the newest records if archive.recovery_point_ms was set. After this command, the
+    archive ends where the journal ended. The command needs no broker. You can repeat it, and run it
+    while the archiver is still running.
 
     Exit codes: 0 all records of the journal are in segments; 1 some could not be recovered, and the
     journal still has them; 2 the archive cannot be read or written; 130 interrupted.
@@ -122,6 +122,6 @@ def _print(recovery: RecoveredJournal) -> None:
         typer.echo(safe_one_line(fault))
     size_bytes = sum(log.size_bytes for log in recovery.logs)
     typer.echo(
-        f"{count(len(gained), 'partition')} of {len(recovery.logs)} in the journal had more than "
-        f"the archive: {size_bytes:,} bytes copied"
+        f"the journal had more records than the archive for {len(gained)} of "
+        f"{count(len(recovery.logs), 'partition')}: {size_bytes:,} bytes copied"
     )

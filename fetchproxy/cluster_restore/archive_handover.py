@@ -34,8 +34,8 @@ _BEAT_MAX_S = 1.5 * HEARTBEAT_INTERVAL_S
 _TOPICS_AT_ONCE = 16
 _NAMED_MAX = 5  # partitions in an error text
 _MIRROR = (
-    "the store has a mirror, which stays one: no proxy serves it, until `fetchproxy mirror "
-    "--cut-over` has made it the archive and the same command is run again"
+    "the store has a mirror and not an archive, so no proxy serves it: to change that, run "
+    "`fetchproxy mirror --cut-over`, and then the same command again"
 )
 
 
@@ -71,10 +71,10 @@ class ArchiveHandover:
         if self._identity.is_mirror:
             return _MIRROR
         if self._is_owner:
-            return f"it belongs to cluster {self._cluster_id} already"
+            return f"it already belongs to cluster {self._cluster_id}"
         return (
-            f"it changes hands from cluster {self._identity.cluster_id} to {self._cluster_id}, "
-            "whose topics continue its logs; the old cluster is refused from then on"
+            f"it passes from cluster {self._identity.cluster_id} to {self._cluster_id}, whose "
+            "topics continue its logs; from then on it refuses the old cluster"
         )
 
     def done_in_words(self) -> str:
@@ -84,8 +84,8 @@ class ArchiveHandover:
         handed = self._identity.handed_over
         since = "" if handed is None else f" since {utc_text(handed.at_ms)}"
         return (
-            f"it belongs to cluster {self._cluster_id}{since}; logs that go on in topics of that "
-            f"cluster: {self._continued}"
+            f"it belongs to cluster {self._cluster_id}{since}; topics that continue an archived "
+            f"log: {self._continued}"
         )
 
     async def as_continued(
@@ -123,8 +123,8 @@ class ArchiveHandover:
                 beyond.append(f"{tp} up to {chain[-1].entry.next_offset}, archived up to {end}")
         if beyond:
             raise ConfigError(
-                f"the journal has records that are in no segment ({_some(beyond)}): make segments "
-                "of them with fetchproxy cluster recover-journal, and run this again; to give them "
+                f"the journal has records that are in no segment ({_some(beyond)}): run "
+                "`fetchproxy cluster recover-journal`, and then this command again; to give them "
                 "up, delete the objects below journals/ in the store"
             )
 
@@ -169,10 +169,10 @@ class ArchiveHandover:
         beats = await _read_beats(self._objects)
         if any(self._beats.get(key) != version for key, version in beats.items()):
             raise ConfigError(
-                f"an archiver of cluster {self._identity.cluster_id} is at work on this archive. "
-                "If that cluster lives, restore from a mirror of its archive instead. If it is "
-                "lost, stop the archiver; if nobody can reach it, use --take-over, and the "
-                "archiver is refused from then on"
+                f"an archiver of cluster {self._identity.cluster_id} is still using this archive. "
+                "If that cluster is alive, restore from a mirror of its archive instead. If it is "
+                "lost, stop the archiver; if nobody can reach it, use --take-over, and the archive "
+                "then refuses it"
             )
 
     async def _check_ends(self, topics: Sequence[LostTopic]) -> None:
@@ -192,8 +192,8 @@ class ArchiveHandover:
         await for_each(topics, look, _TOPICS_AT_ONCE)
         if grown:
             raise ConfigError(
-                f"archived since the plan was made: {_some(sorted(grown))}; the archive belongs to "
-                "this cluster now, so run the same command again"
+                f"more was archived after the plan was made: {_some(sorted(grown))}; the archive "
+                "belongs to this cluster now, so run the same command again"
             )
 
     async def record(self, topics: Sequence[LostTopic], topic_ids: Mapping[str, UUID]) -> None:

@@ -97,7 +97,7 @@ async def _with_local_history(
 
 def _without_copies(topic: LostTopic, views: Mapping[int, PartitionView]) -> LostTopic:
     """Says of each whole copy of a compacted log that the new brokers do not get it."""
-    why = "its records stay in the archive alone, although it is compacted: padding gives none"
+    why = "it is compacted, but its records are only in the archive: padding cannot restore them"
     partitions = (
         replace(one, why_not_local=why) if n in views and is_served_whole(views[n]) else one
         for n, one in enumerate(topic.partitions)
@@ -125,7 +125,7 @@ def archived_topic(
             return _refused(topic, f"partition {number}: {why}")
         partition = _partition(view, known, journal_ends.get(number))
         if partition is None or (at_state and known is None):
-            return _refused(topic, f"partition {number}: nobody knows where its log ended")
+            return _refused(topic, f"partition {number}: it is not known where its log ended")
         whole = view is not None and is_served_whole(view)
         if at_state and known is not None and not whole:
             partition = _cut(partition, view, known.log_end_offset)
@@ -134,8 +134,8 @@ def archived_topic(
     if beyond and not at_state:
         return _refused(
             topic,
-            f"the archive has partition {max(beyond)}, and this state {topic.partition_count} "
-            "partitions: choose a later one with --at",
+            f"the archive has partition {max(beyond)}, but this state has only "
+            f"{topic.partition_count} partitions: choose a later state with --at",
         )
     replicas = topic.replication_factor
     return LostTopic(

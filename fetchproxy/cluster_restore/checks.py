@@ -37,8 +37,8 @@ _REFUSED = (
 
 
 PADDING_HINT = (
-    "Or restore with --by padding, which needs no controllers, and WRITE and DELETE on the topics "
-    "alone"
+    "Or restore with --by padding, which needs no controllers, and only CREATE, WRITE and DELETE "
+    "on the topics"
 )
 
 
@@ -64,7 +64,7 @@ async def check_controllers(
         else:
             raise
     rights = [
-        NeededRight(operation, CLUSTER, "to lead for a while, at the controllers", True)
+        NeededRight(operation, CLUSTER, "to lead temporarily, at the controllers", True)
         for operation in missing
     ]
     raise_missing(rights, principal, bootstrap)
@@ -115,14 +115,14 @@ async def check_reach(address: HostPort, trusted: ssl.SSLContext | None) -> None
         if error.verify_code not in _OF_ANOTHER_HOST:
             return  # the brokers may trust other authorities than this command
         raise ConfigError(
-            f"the certificate of gateway.tls_certificate_file is not one of {address.host}, to "
+            f"the certificate in gateway.tls_certificate_file is not valid for {address.host}, to "
             f"which brokers connect: {error.verify_message}. Name another host with --advertise"
         ) from None
     except ssl.SSLError:
         return  # somebody is there, who wants a certificate that brokers have
     except (OSError, TimeoutError) as error:
         raise ConfigError(
-            f"nobody responds at {address}, where brokers would connect: see --listen and "
+            f"nothing responds at {address}, where brokers would connect: see --listen and "
             f"--advertise ({error or 'no response in time'})"
         ) from None
     with closing(writer):

@@ -74,7 +74,7 @@ async def supported_features(controller: ActiveController) -> Features:
             raise_for(response.error_code, "ApiVersions of a controller")
             features = response.supported_features or ()
             return {one.name: (one.min_version, one.max_version) for one in features}
-        raise ClusterError(f"controller {connection.address} tells no features")
+        raise ClusterError(f"controller {connection.address} does not return its features")
 
     return await controller.ask(ask)
 
@@ -317,7 +317,7 @@ async def alter_isr(
         wire.ALTER_PARTITION_VERSION,
         (wire.ALTER_PARTITION_REQUEST, wire.ALTER_PARTITION_RESPONSE),
         fields,
-        "change of the replicas in sync",
+        "change of the in-sync replicas",
     )
     return {
         (names[topic["topic_id"]], one["partition_index"]): one["error_code"]

@@ -63,11 +63,11 @@ def usable_segments(view: PartitionView) -> UsableSegments:
     for number in range(len(view.segments) - 1, -1, -1):
         segment = view.segments[number]
         if segment.end_offset <= unreadable:
-            return UsableSegments(number + 1, f"a segment at {unreadable} cannot be read")
+            return UsableSegments(number + 1, f"the segment at offset {unreadable} cannot be read")
         epochs = [entry.epoch for entry in segment.segment_leader_epochs]
         rise = [*epochs, *([] if epoch_after is None else [epoch_after])]
         if NOT_COUNTED in epochs or rise != sorted(rise):
-            why = f"below {segment.end_offset + 1} leader epochs do not rise"
+            why = f"below offset {segment.end_offset + 1}, leader epochs do not rise"
             return UsableSegments(number + 1, why)
         epoch_after = epochs[0] if epochs else epoch_after
     return UsableSegments(0, "")

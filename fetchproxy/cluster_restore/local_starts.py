@@ -37,7 +37,7 @@ async def with_local_history(
         return replace(
             partition,
             why_not_local=f"no local history: its leader epoch {partition.leader_epoch} is above "
-            f"{EPOCHS_RAISED_MAX}, up to which the new one is raised",
+            f"{EPOCHS_RAISED_MAX}, the highest that a restore sets",
         )
     try:
         return await _with_start(partition, view.up_to(partition.end_offset), rsm, amount)

@@ -61,7 +61,7 @@ def rights_to_begin(tells_controllers: bool) -> Iterator[NeededRight]:
     """What a restore by phantoms needs before it can plan. `tells_controllers`: the brokers are to
     tell their addresses.
     """
-    yield NeededRight("CLUSTER_ACTION", CLUSTER, "to lead for a while", True)
+    yield NeededRight("CLUSTER_ACTION", CLUSTER, "to lead temporarily", True)
     yield NeededRight("ALTER", CLUSTER, "to move replicas", True)
     yield NeededRight("DESCRIBE_CONFIGS", CLUSTER, "to learn the brokers' listener", True)
     if tells_controllers:
@@ -71,7 +71,7 @@ def rights_to_begin(tells_controllers: bool) -> Iterator[NeededRight]:
 
 def _of_phantoms(plan: RestorePlan) -> Iterator[NeededRight]:
     if plan.has_local_history:
-        yield NeededRight("IDEMPOTENT_WRITE", CLUSTER, "to pass over producer ids")
+        yield NeededRight("IDEMPOTENT_WRITE", CLUSTER, "to skip producer ids")
     for topic in plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP):
         resource = ("topic", topic.name)
         yield NeededRight("ALTER_CONFIGS", resource, "to set its configuration")
@@ -82,7 +82,7 @@ def _of_phantoms(plan: RestorePlan) -> Iterator[NeededRight]:
 def _of_padding(plan: RestorePlan) -> Iterator[NeededRight]:
     planned = plan.of(TopicAction.CREATE, TopicAction.TAKE, TopicAction.KEEP)
     if any(one.record_epoch > 0 for topic in planned for one in topic.archived.partitions):
-        purpose = "to raise leader epochs, without which archived logs do not go on"
+        purpose = "to raise leader epochs, so that new logs continue the archived ones"
         yield NeededRight("ALTER", CLUSTER, purpose)
     for topic in plan.of(TopicAction.CREATE, TopicAction.TAKE):
         resource = ("topic", topic.name)
@@ -91,7 +91,7 @@ def _of_padding(plan: RestorePlan) -> Iterator[NeededRight]:
         if topic.action is TopicAction.CREATE:
             yield NeededRight("CREATE", resource, "to make it", True)
         if names := configs_to_pad(topic):
-            purpose = f"to pad it with another {', '.join(sorted(names))}"
+            purpose = f"to change {', '.join(sorted(names))} while it is padded"
             yield NeededRight("ALTER_CONFIGS", resource, purpose, True)
         elif topic.action is TopicAction.TAKE and topic.archived.configs:
             yield NeededRight("ALTER_CONFIGS", resource, "to set its configuration")

@@ -164,8 +164,8 @@ async def controllers(cluster: Cluster) -> list[HostPort]:
     async def ask(connection: BrokerConnection) -> Any:
         if connection.versions.get(ApiKey.DESCRIBE_QUORUM, (0, -1))[1] < 2:
             raise ConfigError(
-                f"broker {connection.address} does not tell the controllers' addresses; name them "
-                "with --controllers HOST:PORT[,…]"
+                f"broker {connection.address} does not return the controllers' addresses; name "
+                "them with --controllers HOST:PORT[,…]"
             )
         kind = DescribeQuorumRequest.TopicData
         partition = kind.PartitionData(partition_index=0)
@@ -179,7 +179,7 @@ async def controllers(cluster: Cluster) -> list[HostPort]:
     addresses = [HostPort(one.host, one.port) for node in response.nodes for one in node.listeners]
     if not addresses:
         raise ConfigError(
-            "the cluster does not tell the controllers' addresses; name them with --controllers"
+            "the brokers do not return the controllers' addresses; name them with --controllers"
         )
     return addresses
 

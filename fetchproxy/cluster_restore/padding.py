@@ -81,7 +81,7 @@ class Padding:
 
         await for_each(to_do, pad_one, self._at_once)
         if self._throttled_s:
-            self._say(f"padding: brokers' quotas took {self._throttled_s:.1f} s")
+            self._say(f"padding: the brokers' quotas delayed it by {self._throttled_s:.1f} s")
         await self._prove_ends(start_offsets, faults)
         sound = {tp: start for tp, start in start_offsets.items() if tp not in faults}
         await requests.delete_below(
@@ -107,8 +107,8 @@ class Padding:
                 await self._settle(tp, end, records)
                 continue
             if result.has_broker_time:
-                why = "message.timestamp.type=LogAppendTime, with which padding cannot be told"
-                raise ClusterError(f"{tp} has {why} from records: set it to CreateTime")
+                why = "message.timestamp.type=LogAppendTime, so padding looks like other records"
+                raise ClusterError(f"{tp} has {why}: set it to CreateTime")
             if result.base_offset != end:
                 why = f"a batch expected at {end} is at {result.base_offset}"
                 raise _WrittenByOthers(end, why)
@@ -170,7 +170,7 @@ class Padding:
         for tp in sound:
             start, first, end = start_offsets[tp], firsts[tp], logs[tp].high_watermark
             if first is not None and first.offset < start:
-                faults[tp] = await self._named(tp, first.offset, "it is not padding alone")
+                faults[tp] = await self._named(tp, first.offset, "it is not only padding")
             elif end < start or (end > start and (first is None or first.offset > start)):
                 why = f"it ends at {end}, expected {start}"
                 faults[tp] = await self._named(tp, min(end, start), why)
@@ -189,16 +189,16 @@ class Padding:
             if log.log_start_offset != start:
                 faults[tp] = f"{tp} begins at {log.log_start_offset}, expected {start}"
             elif log.high_watermark != max(start, before[tp]):
-                why = f"it has {log.high_watermark - start} records already"
+                why = f"it already has {log.high_watermark - start} records"
                 faults[tp] = await self._named(tp, start, why)
 
     async def _named(self, tp: TopicIdPartition, offset: int, why: str) -> str:
         """The fault of a partition with records of somebody else, and what brokers know of them."""
         first = (await requests.first_records(self._cluster, [tp]))[tp]
         ids = await requests.producer_ids(self._cluster, tp)
-        text = f"{tp}: somebody else has written from {offset} on: {why}"
+        text = f"{tp}: somebody else has written from offset {offset} on: {why}"
         if first is not None:
-            text += f"; first record at {first.offset}, of {first.timestamp_ms} ms since 1970"
+            text += f"; first record at {first.offset}, timestamp {first.timestamp_ms}"
         if ids is None:
             return f"{text}, whose producer cannot be named without READ on the topic"
         if ids:
@@ -219,7 +219,7 @@ class Padding:
             return
         total, rate = sum(left.values()), self._padded / (now - self._began_at)
         self._say(
-            f"padding: {rate:,.0f} offsets a second, {total:,} to go in {len(left)} partitions: "
+            f"padding: {rate:,.0f} offsets a second, {total:,} left in {len(left)} partitions: "
             f"{duration_text(total / rate)}"
         )
         if is_first:

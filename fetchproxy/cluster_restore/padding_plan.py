@@ -68,11 +68,11 @@ def _plan_topic(
     count = len(archived.partitions)
     if present is None:
         if needed > brokers:
-            why = f"it had {needed} replicas, and the new cluster has {brokers} live brokers"
+            why = f"it had {needed} replicas, but the new cluster has {brokers} live brokers"
             return PlannedTopic(archived, TopicAction.REFUSE, why=why)
         return PlannedTopic(archived, TopicAction.CREATE, log_ends=(0,) * count)
     if set(present.partitions) != set(range(count)):
-        why = f"it exists with {len(present.partitions)} partitions, and {count} were archived"
+        why = f"it exists with {len(present.partitions)} partitions, but {count} were archived"
         return PlannedTopic(archived, TopicAction.REFUSE, why=why)
     if archived.is_continued and all(
         is_where_it_belongs(archived, n, present.partitions[n]) for n in range(count)
@@ -102,20 +102,20 @@ def why_not_padded(
     """Why a partition cannot be padded up to `start_offset`; "": it can, or is there already."""
     start, end = present.log_start_offset, present.log_end_offset
     if start is None or end is None:
-        return f"partition {number} has no leader that could say what it has"
+        return f"partition {number} has no leader, so it is not known what it has"
     if start == start_offset:
         return ""
     if start > start_offset:
         return f"partition {number} begins at {start}, above {start_offset}"
     if first is not None and first.offset < start_offset:
         return (
-            f"partition {number} has records of others from {first.offset} on, and the archive "
-            f"would have it begin at {start_offset}"
+            f"partition {number} has other records from offset {first.offset} on, but must begin "
+            f"at {start_offset}"
         )
     if end > start_offset and (first is None or first.offset > start_offset):
         return (
-            f"partition {number} ends at {end}, and has no records at {start_offset}, where the "
-            "archive would have it begin: delete the topic"
+            f"partition {number} ends at {end}, but has no records at {start_offset}, where it "
+            "must begin: delete the topic"
         )
     return ""
 
@@ -161,7 +161,7 @@ def cost_text(offsets: int, offsets_per_s: float = ASSUMED_OFFSETS_PER_S) -> str
     megabytes = offsets * BYTES_AN_OFFSET / _MB
     return (
         f"{offsets:,} offsets of padding: {duration_text(offsets / offsets_per_s)} at "
-        f"{offsets_per_s:,.0f} a second, {megabytes:,.1f} MB on each replica for a while"
+        f"{offsets_per_s:,.0f} a second, temporarily {megabytes:,.1f} MB on each replica"
     )
 
 

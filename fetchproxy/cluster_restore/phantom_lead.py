@@ -220,8 +220,8 @@ class PhantomLead:
                 return
             await self.phantoms.rise()
         raise ClusterError(
-            "the cluster gives new partitions to the phantoms again and again: stop what creates "
-            "topics (auto.create.topics.enable), then run the same command again"
+            "the cluster keeps giving new partitions to the phantoms: stop what creates topics "
+            "(auto.create.topics.enable), then run the same command again"
         )
 
     async def _strays(self) -> dict[Place, PartitionGoal]:

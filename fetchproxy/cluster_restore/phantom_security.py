@@ -76,7 +76,7 @@ def phantom_security(
 def _context(config: Config, listener: InterBrokerListener) -> ssl.SSLContext:
     if config.gateway.tls_certificate_file is None:
         raise ConfigError(
-            f"the brokers talk to each other on listener {listener.name} by {listener.protocol}, "
+            f"the brokers use {listener.protocol} among themselves, on listener {listener.name}, "
             "so this command needs a certificate that they trust, for the host of --advertise: set "
             "gateway.tls_certificate_file and gateway.tls_key_file"
         )
@@ -85,13 +85,13 @@ def _context(config: Config, listener: InterBrokerListener) -> ssl.SSLContext:
 
 def _users(config: Config, listener: InterBrokerListener, users_file: Path | None) -> Users:
     where = (
-        f"the brokers log in at each other on listener {listener.name} ({listener.protocol}) by "
+        f"the brokers log in to each other on listener {listener.name} ({listener.protocol}) with "
         f"{listener.mechanism or 'GSSAPI'}"
     )
     if listener.mechanism not in (PLAIN, *HASHES):
         raise ConfigError(
-            f"{where}, which this command cannot check: it knows PLAIN and SCRAM. Give the new "
-            "cluster another sasl.mechanism.inter.broker.protocol until it is restored"
+            f"{where}, but this command supports only PLAIN and SCRAM. Give the new cluster "
+            "another sasl.mechanism.inter.broker.protocol until it is restored"
         )
     users = _own_user(config) if users_file is None else _users_of(users_file)
     if not users:

@@ -239,13 +239,13 @@ class Placement:
             missing = sorted(set(left[place].replicas) - self.led.placed(place))
             step = unfinished.steps.get(place, PartitionStep.WAIT)
             absent = [str(node) for node in missing if node not in unfinished.brokers]
-            gone = f", broker {', '.join(absent)} is not there" if absent else ""
+            gone = f", broker {', '.join(absent)} is missing" if absent else ""
             names.append(f"{topic}-{number} (next: {step}, no proof of {missing}{gone})")
         return ClusterUnavailable(
-            f"{len(left)} partitions do not go on for {STANDSTILL_MAX_S:.0f} s: {'; '.join(names)}."
-            " Partitions of new topics cannot be written to until then. Check that all brokers are "
-            "alive, reach the address of --advertise and trust its certificate (their logs say why "
-            "not), then run the same command again"
+            f"{len(left)} partitions made no progress for {STANDSTILL_MAX_S:.0f} s: "
+            f"{'; '.join(names)}. Nobody can write to the new topics until they are restored. "
+            "Check that all brokers are alive, reach the address of --advertise and trust its "
+            "certificate (their logs say why not), then run the same command again"
         )
 
 

@@ -103,7 +103,7 @@ class LostTopic:
         epochs are above.
         """
         if self.later_partitions or any(one.archived_end is not None for one in self.partitions):
-            return "the archive goes on beyond the chosen state"
+            return "the archive has records beyond the chosen state"
         epoch = max((one.leader_epoch for one in self.partitions), default=-1)
         if epoch > EPOCHS_RAISED_MAX:
             return (
@@ -205,7 +205,7 @@ def _plan_topic(
         return PlannedTopic(archived, TopicAction.REFUSE, why=archived.why_not)
     needed = max(archived.replication_factor, 1)
     if needed > len(brokers):
-        why = f"it had {needed} replicas, and the new cluster has {len(brokers)} live brokers"
+        why = f"it had {needed} replicas, but the new cluster has {len(brokers)} live brokers"
         return PlannedTopic(archived, TopicAction.REFUSE, why=why)
     if present is None:
         replicas = [_rotated(brokers, first + n)[:needed] for n in range(len(archived.partitions))]
@@ -280,20 +280,20 @@ def _why_not(archived: LostTopic, present: FoundTopic, phantoms: Collection[int]
     """Why an existing topic cannot be taken; None: it can."""
     count = len(archived.partitions)
     if set(present.partitions) != set(range(count)):
-        return f"it exists with {len(present.partitions)} partitions, and {count} were archived"
+        return f"it exists with {len(present.partitions)} partitions, but {count} were archived"
     for number, one in enumerate(archived.partitions):
         partition = present.partitions[number]
         start, end = partition.log_start_offset, partition.log_end_offset
         if start is None or end is None:
             if set(partition.replicas) & set(phantoms):
                 continue  # an earlier run has begun it
-            return f"it exists, and partition {number} has no leader that could say what it has"
+            return f"it exists, but partition {number} has no leader, so its content is not known"
         if is_where_it_belongs(archived, number, partition):
             continue
         if (start, end) != (0, 0):
             return (
-                f"it exists and has records: partition {number} from {start} to {end}, which the "
-                f"archive would have begin at {one.start_offset}"
+                f"it exists and has records: partition {number} from {start} to {end}, but it must "
+                f"begin at {one.start_offset}"
             )
     return None
 
@@ -333,13 +333,13 @@ def diff_lines(
             yield f"{sign}     partition {number}: {text}"
     if blocks := producer_id_blocks(plan, producer_id_max):
         yield (
-            f"~ producer ids up to {producer_id_max} are passed over: up to {blocks} blocks of "
+            f"~ producer ids up to {producer_id_max} are skipped: up to {blocks} blocks of "
             f"{PRODUCER_ID_BLOCK}"
         )
     for beyond in beyond_state(plan):
         yield f"! not in the new log: {beyond}"
     for name, why in logs_that_end(plan).items():
-        yield f"! topic {name}: its archived log does not go on in the new one: {why}"
+        yield f"! topic {name}: its new log does not continue the archived one: {why}"
     if plan.archive:
         yield f"~ archive: {plan.archive}"
     for note in plan.notes:
@@ -377,4 +377,4 @@ def beyond_state(plan: RestorePlan) -> Iterator[str]:
                     f"{one.archived_end - 1}, which are later than the chosen state"
                 )
         for number in topic.archived.later_partitions:
-            yield f"{topic.name}-{number}: the chosen state has no such partition, the archive has"
+            yield f"{topic.name}-{number}: the archive has it, but the chosen state does not"

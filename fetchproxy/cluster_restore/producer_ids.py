@@ -46,8 +46,8 @@ def check_producer_ids(highest: int) -> None:
     """Raises ConfigError if it would take too long to pass over all ids up to `highest`."""
     if highest // PRODUCER_ID_BLOCK >= PRODUCER_ID_BLOCKS_MAX:
         raise ConfigError(
-            f"archived batches have producer ids up to {highest}, and a restore passes over "
-            f"{PRODUCER_ID_BLOCKS_MAX * PRODUCER_ID_BLOCK} ids at most: run it without --local"
+            f"archived batches have producer ids up to {highest}, but a restore skips at most "
+            f"{PRODUCER_ID_BLOCKS_MAX * PRODUCER_ID_BLOCK} ids: run it without --local"
         )
 
 
@@ -110,7 +110,7 @@ class ProducerIds:
         for _ in range(_IDS_OF_A_BROKER_MAX):
             if await self._next_id(broker) > last:
                 return
-        raise ClusterError(f"broker {broker} gives away old producer ids again and again")
+        raise ClusterError(f"broker {broker} keeps giving out old producer ids")
 
     async def _next_id(self, broker: HostPort) -> int:
         loop = asyncio.get_running_loop()

@@ -79,7 +79,7 @@ class RestoreReport:
         for one in self.lost:
             yield (
                 f"not archived: {one.topic}-{one.partition}: offsets {one.first_offset} to "
-                f"{one.end_offset - 1}, which new records get"
+                f"{one.end_offset - 1} are lost, and new records get them"
             )
         for records in self.local:
             yield _local_text(records)
@@ -88,16 +88,16 @@ class RestoreReport:
         for text in self.beyond_state:
             yield f"not in the new log: {text}"
         yield (
-            f"groups: their offsets are of {_utc_text(self.commits_until_ms)}. No later commit is "
-            "in the archive, and no group that committed first after that"
+            f"groups: their offsets are of {_utc_text(self.commits_until_ms)}. The archive has no "
+            "later commits, and no groups that first committed after that"
         )
         for difference in self.differences:
             yield _difference_text(difference)
         for start in self.uncertain_starts:
             yield (
-                f"group {start.group} at {start.topic}-{start.partition}: no commit is known; "
-                "begins by its clients' auto.offset.reset, and if it committed later, skips or "
-                f"repeats up to {start.records_max} records"
+                f"group {start.group} at {start.topic}-{start.partition}: no commit is known, so "
+                "its clients' auto.offset.reset decides where it begins; if it committed later, it "
+                f"skips or repeats up to {start.records_max} records"
             )
         for fault in self.faults:
             yield f"fault: {fault}"
@@ -117,9 +117,9 @@ def _difference_text(one: GroupDifference) -> str:
     if one.skipped:
         parts.append(f"skips {one.skipped} records that it had not read")
     if one.archived:
-        parts.append(f"has {one.archived} records to read that only the archive has")
+        parts.append(f"still has {one.archived} records to read, which only the archive has")
     if one.set_back:
-        parts.append(f"was {one.set_back} offsets further, at {one.committed_offset}")
+        parts.append(f"had committed {one.committed_offset}, {one.set_back} offsets further")
     if one.repeated_max:
         parts.append(f"repeats up to {one.repeated_max} records, if it committed later")
     return (

@@ -399,8 +399,8 @@ class _Run:
                 if start is None or not is_where_it_belongs(topic.archived, number, partition):
                     faults.append(
                         f"{topic.name}-{number} begins at {start}, expected {one.start_offset}, "
-                        f"and new records at {end}: let nobody write to it, delete the topic, and "
-                        "run it again"
+                        f"and new records at {end}: stop its producers, delete the topic, and run "
+                        "the command again"
                     )
                     continue
                 old = lost_logs.get(place, PartitionState(number, 0, end))
@@ -495,7 +495,7 @@ class _Run:
             name: f"its leader epochs are lower: {why}" for name, why in self.low_epochs.items()
         }
         for name, why in (logs_that_end(self.plan) | lower).items():
-            yield f"topic {name}: its archived log does not go on in the new one: {why}"
+            yield f"topic {name}: its new log does not continue the archived one: {why}"
 
     def _local(self, restored: Mapping[Place, PlacedPartition]) -> Iterator[LocalRecords]:
         for topic in self._planned:
@@ -511,9 +511,9 @@ def _by_hand(state: ClusterState, groups: GroupPlan) -> list[str]:
     work = [f"group {name}: {why}" for name, why in groups.left_out.items()]
     if state.scram_users:
         users = ", ".join(state.scram_users)
-        work.append(f"set the passwords of these SCRAM users anew, no API tells them: {users}")
+        work.append(f"set new passwords for these SCRAM users (brokers keep them secret): {users}")
     work += [
-        f"the old brokers had the dynamic config {name}={value}"
+        f"give the brokers the dynamic setting of the old ones: {name}={value}"
         for name, value in state.broker_configs
     ]
     work += [

@@ -22,28 +22,28 @@ def phantoms_notes(
     ids = " and ".join(map(str, sorted(phantoms)))
     yield f"brokers connect to this command at {address.host}, {port}, listener {listener.name}"
     yield (
-        f"meanwhile clients see the brokers {ids}, too; what they send there is passed on to a "
-        "real broker. A partition has no real leader until its start is proven: producers wait"
+        f"meanwhile clients also see the brokers {ids}; requests to them are passed on to a real "
+        "broker. Until a partition's start is proved, it has no real leader, and producers wait"
     )
 
 
 def padding_notes(topics: Iterable[LostTopic]) -> Iterator[str]:
     yield (
-        "meanwhile nobody else may write to the topics, and consumers would read the padding: "
-        "start no clients. What others write is noticed, named, and not deleted"
+        "until the end, nobody else may write to the topics, and consumers would read the padding: "
+        "start no clients. Records of others are noticed, named, and not deleted"
     )
     yield (
-        "leader epochs begin at 0, and are raised only for logs that go on: groups get higher ones "
-        "without an epoch. Brokers write the "
-        "new log start to their disks within log.flush.start.offset.checkpoint.interval.ms (60 s): "
-        "if all replicas crash before, run the same command again"
+        "leader epochs begin at 0, and are raised only for logs that continue archived ones; "
+        "offsets of groups with higher epochs are committed without one. Brokers write the new log "
+        "start to their disks within log.flush.start.offset.checkpoint.interval.ms (60 s): if all "
+        "replicas crash before, run the same command again"
     )
     for topic in topics:
         epoch = max((one.record_epoch for one in topic.partitions), default=-1)
         if topic.goes_on and epoch > 0 and topic.replication_factor < 2:
             yield (
-                f"topic {topic.name}: its archived log does not go on in the new one: leader "
-                f"epochs are archived up to {epoch}, and with one replica they cannot be raised"
+                f"topic {topic.name}: its new log does not continue the archived one: that one has "
+                f"leader epochs up to {epoch}, which cannot be reached with a single replica"
             )
 
 
@@ -54,14 +54,14 @@ def brokers_notes(
     if configs is None:
         yield (
             f"this user may not read the brokers' settings: if {_AUTO_CREATE} is true, a client "
-            "that asks for a topic too early makes it, with other settings"
+            "that asks for a topic too early creates it, with other settings"
         )
     elif (configs.get(_AUTO_CREATE) or _TRUE) == _TRUE:
         yield (
-            f"{_AUTO_CREATE} is true: a client that asks for a topic too early makes it, with "
+            f"{_AUTO_CREATE} is true: a client that asks for a topic too early creates it, with "
             "other settings. Set it to false, or start no clients before the end"
         )
     if balancers := sorted(set(topics) & set(_BALANCERS_TOPICS)):
-        yield f"there is the topic {balancers[0]}: stop Cruise Control until the end"
+        yield f"the topic {balancers[0]} exists: stop Cruise Control until the end"
     else:
-        yield "brokers do not tell whether a balancer is at work: stop it until the end"
+        yield "brokers do not show whether a balancer is running: if so, stop it until the end"

@@ -119,5 +119,5 @@ async def read_broker_configs(cluster: Cluster, missing: MissingParts) -> NamedV
             {c.name: c.value for c in result.configs if c.config_source == _DYNAMIC_OF_ALL_BROKERS}
         )
     if secret := [name for name, value in configs.items() if value is None]:
-        missing.add(f"broker settings {in_words(secret)}", "brokers give out no secret values")
+        missing.add(f"broker settings {in_words(secret)}", "brokers do not return secret values")
     return tuple(sorted((name, value) for name, value in configs.items() if value is not None))

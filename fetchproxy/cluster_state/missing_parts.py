@@ -54,7 +54,7 @@ class MissingParts:
         if error.retriable or code is None or code in _PASSES:
             raise error
         if code == ErrorCode.UNSUPPORTED_VERSION:
-            self.add(what, "the brokers have no request for this")
+            self.add(what, "the brokers do not support the request")
         else:
             self.add(what, str(error), right if code in _DENIED else "")
 

@@ -41,8 +41,8 @@ The environment wins over the file, and the shipped systemd units and image set
 `FETCHPROXY_ARCHIVE_SPOOL_DIR`. There, change `archive.spool_dir` in the unit or the container's
 environment; the line in the file has no effect.
 
-A running `serve` or `archive` takes a change of the settings that are marked *taken at SIGHUP*
-without a restart ([what moves](../operate/what-moves.md#settings)). The others need a restart.
+A running `serve` or `archive` applies changes of the settings that are marked *applied at SIGHUP*
+without a restart ([how](../operate/what-moves.md#settings)). The others need a restart.
 
 A process does not start with an unknown key or variable; the error names the most similar known
 one. A size is written with a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, as in `64MiB`) or as a number
@@ -85,9 +85,8 @@ def _row(key: Key) -> str:
 def _when_taken(key: Key) -> str:
     if key.live is None:
         return ""
-    return "<br>taken at SIGHUP" + (
-        ", if it is set before and after" if key.live.only_if_set else ""
-    )
+    condition = ", if it is set before and after" if key.live.only_if_set else ""
+    return f"<br>applied at SIGHUP{condition}"
 
 
 def meaning_of(key: Key) -> str:

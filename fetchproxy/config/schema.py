@@ -54,12 +54,12 @@ class ArchiveConfig(Section):
     """Topics to archive: a regular expression that matches the whole name. Kafka's internal topics
     are never archived."""
     compacted_topics: OptionalPattern = None
-    """Compacted topics (cleanup.policy has `compact`) to archive, too: a regular expression that
-    matches the whole name, such as `_schemas|connect-.*`. The archive has each with the holes that
-    compaction left, and copies it anew from the brokers when it has grown to twice its size, at the
-    latest after a week. It serves `cluster restore` and archive-only mode; the proxy reads these
-    topics from the brokers alone. Kafka's internal topics are never archived. It needs `topics`.
-    Not with `log_dirs`."""
+    """Compacted topics (cleanup.policy contains `compact`) to archive as well: a regular expression
+    that matches the whole name, such as `_schemas|connect-.*`. The archiver keeps a copy of each
+    log, with the holes that compaction has left. It copies the log again when the copy has doubled,
+    and at least once a week. `cluster restore` and archive-only mode use these copies; the proxy
+    reads the topics only from the brokers. Kafka's internal topics are never archived. Needs
+    `topics`; cannot be combined with `log_dirs`."""
     log_dirs: OptionalPaths = None
     """All log.dirs of a broker on this host. The archiver then copies the closed segment files of
     the partitions that this broker leads. Not set: it fetches records from the brokers over the
@@ -75,8 +75,8 @@ class ArchiveConfig(Section):
     an offset that an archiver has read but not copied yet, and then skip it.
     """
     workers_max: int = Field(4, ge=1)
-    """How many partitions are archived at once. With `--once`, of those with at most 1,000 records
-    to copy, four times as many.
+    """How many partitions are archived at once. With `--once`, four times as many partitions that
+    have at most 1,000 records to copy.
     """
     # At most the age at which objects without metadata are deleted
     # (`WritingLimits.orphan_age_min_ms`): an upload whose response was lost may go on for this
@@ -89,10 +89,11 @@ class ArchiveConfig(Section):
     (remote.log.manager.copy.max.bytes.per.second). 0: no limit.
     """
     recovery_point_ms: Duration = Field(0, ge=0)
-    """How often the archiver also stores the records that are in no finished segment yet: a journal
-    of one object for all partitions. If the cluster is lost, only the records since then are lost.
-    2s is a good value: it costs at most two requests a second, and each record is stored twice
-    until its segment is finished. 0: off. Cannot be combined with `log_dirs`.
+    """How often the archiver writes the records that are in no finished segment yet into a journal
+    in the store. If the cluster is lost, only records that came after the last write are lost. A
+    good value is 2s: it costs at most two requests a second for all partitions together, and each
+    record is stored twice until its segment is finished. 0: off. Cannot be combined with
+    `log_dirs`.
     """
     spool_dir: Path | None = None
     """Folder in which the archiver builds segments before it copies them. Not set: a temporary
@@ -392,9 +393,9 @@ class GatewayConfig(Section):
     connections_max: int = Field(20_000, ge=1)
     """How many client connections there may be at once. The proxy closes any above this number."""
     connections_per_ip_max: Live[int] = Field(20_000, ge=1)
-    """How many connections one address may have at once (max.connections.per.ip). The default
-    equals that of connections_max, so there is no limit for one address, because many clients may
-    share a NAT.
+    """How many connections one address may have at once (max.connections.per.ip). The default is as
+    high as that of connections_max, so by default there is no separate limit for one address: many
+    clients may share a NAT.
     """
     idle_max_ms: Live[Duration] = Field(600_000, ge=100)
     """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""

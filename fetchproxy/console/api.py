@@ -139,8 +139,8 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/api/timeline",
-        "Of which days the records of all topics are archived, on the brokers, or lost; as of the "
-        "last minute",
+        "The days from which records of all topics are archived, on the brokers, or lost; up to a "
+        "minute old",
         TimelineSpan,
         lambda rows, places, query: rows.timeline_of_all(query),
     ),

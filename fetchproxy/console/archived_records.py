@@ -74,7 +74,7 @@ def parse_record_query(parameters: Mapping[str, str]) -> RecordQuery:
         raise BadQuery("topic is missing")
     form = parameters.get("as", "text")
     if form not in ("text", "hex"):
-        raise BadQuery(f"as is text or hex, not {form[:20]!r}")
+        raise BadQuery(f"as must be text or hex, not {form[:20]!r}")
     offset = _number(parameters, "offset", _INT64_MAX)
     timestamp_ms = _number(parameters, "timestamp_ms", _INT64_MAX)
     if offset is not None and timestamp_ms is not None:
@@ -243,7 +243,7 @@ class ArchivedRecords:
             raise
         result = fetch.results().get(tp)
         if result is None:
-            raise TimeoutError(f"the store has not given the records within {_READ_MAX_S:g} s")
+            raise TimeoutError(f"the store did not return the records within {_READ_MAX_S:g} s")
         if result.error is not None:
             raise result.error
         if result.skipped is not None:

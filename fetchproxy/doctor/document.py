@@ -64,7 +64,9 @@ def _sections() -> Iterator[str]:
             if check.category is category:
                 yield f"### {id}\n"
                 yield f"Checks that {check.holds} (*{check.severity.value}* if not). {check.why}\n"
-                remedy = _WORD.sub(lambda word: word[1].upper(), check.remedy)
+                remedy = "see the message"
+                if not _WORD.fullmatch(check.remedy):
+                    remedy = _WORD.sub(lambda word: word[1].upper(), check.remedy)
                 yield f"What to do: {remedy}.\n"
 
 

@@ -12,7 +12,7 @@ from fetchproxy.doctor.installation import NotChecked
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.open_files import clients_that_fit
 
-_PLACE = "the process that runs"
+_PLACE = "the running process"
 _CLIENTS = "gateway.connections_max"
 
 
@@ -20,11 +20,11 @@ def settings_in_force(rows: Sequence[Mapping[str, Any]], new: Loaded) -> Loaded:
     """Settings whose value is a secret count as those of `new`. Raises NotChecked."""
     of_all = len(rows) > 0 and bool(rows[0].get("settings_of_all"))
     if len(rows) != 1 and not of_all:
-        raise NotChecked("several workers tell the shares that they have of the settings")
+        raise NotChecked("each of several workers reports only its share of the settings")
     try:
         return load(None, {}, list(_settings(rows[0], new, of_all)))
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise NotChecked(f"the process that runs has settings of another kind: {error}") from error
+        raise NotChecked(f"the running process reports other settings: {error}") from error
 
 
 def _settings(row: Mapping[str, Any], new: Loaded, of_all: bool) -> Iterator[Setting]:

@@ -79,7 +79,7 @@ async def _metadata_topic_keeps(installation: Installation) -> Sequence[Finding]
     return [
         Finding(
             f"metadata.topic_replication_factor = {metadata.topic_replication_factor}, and there "
-            f"are {brokers} brokers: the topic {metadata.topic_name} cannot be made"
+            f"are {brokers} brokers: the topic {metadata.topic_name} cannot be created"
         )
     ]
 

@@ -188,7 +188,7 @@ def _why_gone(options: SourceOptions, view: PartitionView | None, one: BackfillR
     )
     return (
         f"it was planned but not written, and now {where}; with failOnDataLoss=false missing "
-        "offsets are passed over"
+        "offsets are skipped"
     )
 
 

@@ -147,7 +147,7 @@ def plan_topic(
         if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise
         raise ClusterError(
-            f"topic {target.topic} is not there: make it first", error.error_code
+            f"topic {target.topic} does not exist: create it first", error.error_code
         ) from error
     partition_count = len(info.leaders)
     partitions_needed = max((view.tp.partition for view, _ in selections), default=-1) + 1
@@ -503,9 +503,7 @@ def _why_target_changed(target: TopicTarget, target_id: str) -> str | None:
     except ClusterError as error:
         if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return None
-        return (
-            f"topic {target.topic} is not there any more: make it again, and run the backfill again"
-        )
+        return f"topic {target.topic} no longer exists: create it again, and rerun the backfill"
     return None if _id_text(info) == target_id else _recreated_message(target.topic)
 
 

@@ -113,7 +113,7 @@ def mirror(
     identity = stores.run(partial(_begin_mirror, to))
     if identity is None:
         if not cut_over:
-            raise ArchiveMismatch("the archive at --from has moved to --to already")
+            raise ArchiveMismatch("the archive at --from has already moved to --to")
         return Mirrored(cut_over=True)
     if identity.moved is not None and not cut_over:
         raise ArchiveMismatch(

@@ -246,7 +246,7 @@ def _notes(figures: Figures) -> str:
     ]
     deletions = [d for f in figures if (d := f.forecast.next_deletion_ms) is not None]
     if deletions:
-        notes.append(f"Retention takes the next segment at {_moment(min(deletions))}.")
+        notes.append(f"Retention will delete the next segment at {_moment(min(deletions))}.")
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 

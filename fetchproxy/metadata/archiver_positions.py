@@ -264,7 +264,7 @@ class ArchiverPositions:
         for_ = f"{since_s // 5 * 5} s" if since_s < 60 else f"{since_s // 60} min"
         until = f"; {silent.operator_notes.retention}" if silent.operator_notes.retention else ""
         return (
-            f"An archiver has not been heard of for {for_}: it was killed, or cannot write to the "
+            f"An archiver has been silent for {for_}: it was killed, or cannot write to the "
             f"store. Until it is back, or another takes over, {whose} not archived{until}"
         )
 

@@ -106,8 +106,9 @@ class Kind(StrEnum):
         "plain_segments_refused",
         "a segment is not encrypted although `store.encryption_keys` requires it, so reads of it "
         "fail",
-        "put the encrypted objects back from a copy of the store; if the segment is as its source, "
-        "leave out `?required=true` until `fetchproxy merge --encrypt-plain` has encrypted it",
+        "put the encrypted objects back from a copy of the store; if the segment is the same as "
+        "its source, leave out `?required=true` until `fetchproxy merge --encrypt-plain` has "
+        "encrypted it",
     )
     OBJECT_NOT_READABLE = _error(
         "object_not_readable",
@@ -201,7 +202,7 @@ class Kind(StrEnum):
     )
     SETTINGS_REFUSED = _error(
         "settings_refused",
-        "the settings that were read again at SIGHUP cannot be used: nothing of them was taken",
+        "the settings that were read at SIGHUP cannot be used, so none of them was applied",
         "correct what the message names, and send SIGHUP again",
         about="",
     )
@@ -234,8 +235,8 @@ class Kind(StrEnum):
         "message_too_large",
         "a client's request, or a broker's response that the proxy has to read, is too large and "
         "was refused",
-        "raise the setting that it names; a limit whose name has no section is fixed: then make "
-        "the client request less at once",
+        "raise the setting that it names; a limit without a section in its name is fixed: then "
+        "make the client request less at once",
         about="limit",
     )
     READERS_HELD = _warning(
@@ -347,8 +348,8 @@ class Kind(StrEnum):
     )
     CLUSTER_STATE_OLD = _error(
         "cluster_state_old",
-        "the state of the cluster in the archive is not written any more: a cluster that is "
-        "restored from it gets old offsets of groups, and lacks what was made since",
+        "the state of the cluster in the archive is no longer written: a restored cluster would "
+        "get old offsets of groups, and would lack what was created since",
         "repair what the message names; the archiver tries again by itself",
         about="",
     )

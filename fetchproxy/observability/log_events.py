@@ -306,7 +306,7 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _warning(
             "clipped_segment_unreadable",
-            "a segment was shortened but cannot be read; it keeps its old newest timestamp, so "
+            "a segment was shortened but cannot be read, so its newest timestamp is not updated: "
             "retention may delete it later than it should",
             "run `fetchproxy verify`",
         ),
@@ -597,13 +597,14 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _warning(
             "old_journal_damaged",
-            "a journal object that an archiver left behind cannot be read, and stays",
-            "none of its records can be recovered: delete the object once the archive has them",
+            "a journal object of an archiver that is gone is damaged, so it is kept",
+            "delete the object when segments have its records; if the cluster is lost, they are "
+            "lost too",
         ),
         _warning(
             "old_journals_not_deleted",
-            "journals of archivers that are gone could not be looked at or deleted",
-            "repair what the error names; the journals of other archivers stay until then",
+            "journals of archivers that are gone could not be checked or deleted",
+            "repair what the error names; these journals stay until then",
         ),
         _warning(
             "stale_uploads_not_aborted",
@@ -658,8 +659,7 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "cluster_state_not_written",
             "the brokers or the store did not respond, so the state of the cluster in the archive "
             "is older than `archive.cluster_state_interval_ms`",
-            "none: it is retried; if it fails again and again, that is the condition "
-            "`cluster_state_old`",
+            "none: it is retried; if it keeps failing, the condition `cluster_state_old` appears",
         ),
         _warning(
             "cluster_state_unreadable",
@@ -671,7 +671,7 @@ EVENTS: Mapping[str, LogEvent] = dict(
         _warning(
             "cluster_states_not_removed",
             "older states of the cluster stay in the archive",
-            "none: they harm nothing, and the next write tries it again",
+            "none: they do no harm, and the next write tries again",
         ),
         _warning(
             "topics_not_described",
@@ -821,7 +821,8 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _info(
             "old_journals_deleted",
-            "segments have all records of these journal objects, whose archivers are gone",
+            "journal objects of archivers that are gone were deleted, because segments have all of "
+            "their records",
         ),
         _info("stale_uploads_aborted", "unfinished uploads of crashed archivers were removed"),
         _info("stopping", "the process got a signal and is stopping"),

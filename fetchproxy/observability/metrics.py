@@ -158,7 +158,7 @@ EVENT_LOOP_HELD_SECONDS = histogram(
 )
 EVENT_LOOP_CPU_SECONDS = histogram(
     "fetchproxy_event_loop_cpu_seconds",
-    "CPU seconds of the same turns, without the CPU time of other threads and processes",
+    "CPU seconds of each turn of 1 ms or more, without those of other threads and processes",
     buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
 STORE_REQUEST_SECONDS = histogram(

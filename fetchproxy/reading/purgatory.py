@@ -521,7 +521,7 @@ class RemoteFetchPurgatory:
         if since is None or now - since < self._error_after_s:
             return RemoteReadResult()
         error = StorageUnavailable(
-            f"{request.tp}: the store fails since {now - since:.0f} s: "
+            f"{request.tp}: the store has been failing for {now - since:.0f} s: "
             f"{self._health.status(now).last_error}"
         )
         return RemoteReadResult(error)

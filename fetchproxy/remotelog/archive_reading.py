@@ -586,7 +586,7 @@ class FollowedArchive:
             f"more, which ends at {end - 1}: the log was truncated, or segments are lost"
         )
         if self._options.fail_on_data_loss:
-            raise DataLoss(f"{message}; with failOnDataLoss=false reading goes on at offset {end}")
+            raise DataLoss(f"{message}; with failOnDataLoss=false reading continues at {end}")
         log.warning(
             "archived_data_lost", error=message, hint="fetchproxy verify names what is missing"
         )
@@ -628,7 +628,7 @@ def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
     if span.start < first:
         raise DataLoss(
             f"{view.tp}: offset {span.start} is not in the archive any more, which begins at "
-            f"{first}; with failOnDataLoss=false reading goes on there"
+            f"{first}; with failOnDataLoss=false reading continues there"
         )
     if span.end > end:
         raise DataLoss(

@@ -47,14 +47,14 @@ _AS_BYTES = "key and value come as bytes; decode the columns"
 REFUSED_KAFKA_OPTIONS: Mapping[str, str] = {
     "kafka.group.id": _NO_GROUP,
     "groupIdPrefix": _NO_GROUP,
-    "kafka.auto.offset.reset": "startingOffsets says where reading begins",
+    "kafka.auto.offset.reset": "use startingOffsets to say where reading begins",
     "kafka.enable.auto.commit": "offsets are kept only in the query's checkpoint",
     "kafka.key.deserializer": _AS_BYTES,
     "kafka.value.deserializer": _AS_BYTES,
     "kafka.interceptor.classes": "records do not pass a Kafka consumer here",
-    "kafkaConsumer.pollTimeoutMs": "no consumer polls; readMaxMs bounds one read of the store",
-    "fetchOffset.numRetries": "no broker is asked; planMaxMs bounds the reading of metadata",
-    "fetchOffset.retryIntervalMs": "no broker is asked; planMaxMs bounds the reading of metadata",
+    "kafkaConsumer.pollTimeoutMs": "no consumer polls; readMaxMs limits one read of the store",
+    "fetchOffset.numRetries": "no broker is used; planMaxMs limits the reading of metadata",
+    "fetchOffset.retryIntervalMs": "no broker is used; planMaxMs limits the reading of metadata",
 }
 
 _PREFIX = "kafka."

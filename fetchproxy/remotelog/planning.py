@@ -27,7 +27,7 @@ from fetchproxy.writing.archive_health import (
 )
 from fetchproxy.writing.completeness_records import read_finished_offsets
 
-SKIPPED_RECORDS = "with failOnDataLoss=false it is passed over"
+SKIPPED_RECORDS = "with failOnDataLoss=false it is skipped"
 _PARTITIONS_AT_ONCE = 32
 
 

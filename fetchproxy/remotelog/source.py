@@ -237,7 +237,7 @@ class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no t
     def _log_what_has_no_use(self) -> None:
         names = sorted(name for name in self.options if is_not_needed(name))
         if names:
-            log.info("options_not_needed", reason="no broker is asked", names=names)
+            log.info("options_not_needed", reason="no broker is used", names=names)
 
 
 def register_source(spark: SparkSession) -> None:

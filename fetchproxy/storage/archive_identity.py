@@ -115,21 +115,22 @@ class ArchiveIdentity:
         if handed is None:
             raise ArchiveMismatch(
                 f"cluster.bootstrap: the archive at store.url belongs to the cluster "
-                f"{self.cluster_id}, and the brokers are of the cluster {cluster_id}"
+                f"{self.cluster_id}, but the brokers to the cluster {cluster_id}"
             )
         raise ArchiveMismatch(
-            f"cluster.bootstrap: the archive at store.url belongs to the cluster {self.cluster_id} "
-            f"since {utc_text(handed.at_ms)}, when `fetchproxy cluster restore` handed it over "
-            f"from {handed.from_cluster}, and the brokers are of the cluster {cluster_id}: stop "
-            "this process, or give its cluster an archive in another place (store.url)"
+            f"cluster.bootstrap: the archive at store.url has belonged to the cluster "
+            f"{self.cluster_id} since {utc_text(handed.at_ms)}, when `fetchproxy cluster restore` "
+            f"handed it over from {handed.from_cluster}, but the brokers belong to the cluster "
+            f"{cluster_id}: stop this process, or give its cluster an archive in another place "
+            "(store.url)"
         )
 
     def check_is_the_archive(self) -> None:
         """Raises ArchiveMismatch if the archive itself is at another place."""
         if self.is_mirror:
             raise ArchiveMismatch(
-                "store.url: a mirror is at that place, and not the archive; --archive-only "
-                "reads a mirror, and `fetchproxy mirror --cut-over` makes it the archive"
+                "store.url: there is a mirror at that place, not an archive; --archive-only can "
+                "read it, and `fetchproxy mirror --cut-over` makes it the archive"
             )
         if self.moved is not None:
             raise ArchiveMismatch(
@@ -254,8 +255,8 @@ class OwnIdentity:
         """Read it if unknown. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError."""
         if self._identity is None and await self.look() is None and self._expected:
             raise ArchiveMissing(
-                "there is no archive at store.url: a wrong prefix, a missing mount, an emptied "
-                "bucket, or no archiver has made one yet"
+                "there is no archive at store.url: the prefix is wrong, a mount is missing, the "
+                "bucket was emptied, or no archiver has created one yet"
             )
 
     async def check_still_there(self) -> None:
@@ -362,8 +363,8 @@ class OwnIdentity:
             identity.check_is_the_archive()
         if self._manager is not None and identity.manager not in (None, self._manager):
             raise ArchiveMismatch(
-                f"metadata.manager: the metadata of the archive at store.url are kept by the "
-                f"{identity.manager}, and this process is set to the {self._manager}; with two "
+                f"metadata.manager: the archive at store.url keeps its metadata in the "
+                f"{identity.manager}, but this process is set to the {self._manager}; with two "
                 "managers, readers would miss segments"
             )
         if self._follows and _differ(identity.cluster_id, self._cluster_id):

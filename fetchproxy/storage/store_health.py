@@ -432,7 +432,9 @@ class StoreHealth:
         # Segments that are not encrypted, by whether they are refused.
         self._plain = {
             False: Refusals(
-                self._health, Kind.SEGMENTS_NOT_ENCRYPTED, "A segment is not encrypted as new ones"
+                self._health,
+                Kind.SEGMENTS_NOT_ENCRYPTED,
+                "A segment is not encrypted, unlike new ones",
             ),
             True: Refusals(
                 self._health, Kind.PLAIN_SEGMENTS_REFUSED, "A segment is refused as not encrypted"

@@ -149,7 +149,7 @@ class WatchedObjectStore(WrappedObjectStore):
             content = await self._request(health, StoreRequest.GET, key, read, health.refused)
         except RemoteStorageError as error:
             if is_each_object_alone() and await self._fails_alone(key, error, begun_at):
-                raise ObjectFailing(f"{error}; the store gives out other objects") from error
+                raise ObjectFailing(f"{error}; the store returns other objects") from error
             raise
         self._read_at = clock()
         self._failing.clear()
@@ -204,7 +204,7 @@ class WatchedObjectStore(WrappedObjectStore):
                 else "give access to this object or its key, or copy it again"
             )
             raise ObjectNotReadable(
-                f"{error}; the store gives out other objects: {remedy}"
+                f"{error}; the store returns other objects: {remedy}"
             ) from error
 
     async def _gives_others(self, key: str, known_for_s: float = PROBE_GOOD_FOR_S) -> bool:

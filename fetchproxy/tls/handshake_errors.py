@@ -64,7 +64,7 @@ class NotTls(OSError):
     """The other side begins as another protocol does."""
 
     def __init__(self, other: str) -> None:
-        super().__init__(f"the client speaks {other}, and this listener TLS")
+        super().__init__(f"the client speaks {other}, but this listener expects TLS")
         self.hint = hint_for(other)
 
 

@@ -149,7 +149,7 @@ class ClusterStateWriter:
         if not rights:
             self._published_conditions.release(kind, None)
             return
-        what = f"the state of the cluster in the archive is incomplete: not allowed are {rights}"
+        what = f"the state of the cluster in the archive is incomplete: missing rights: {rights}"
         self._published_conditions.hold(kind, None, what)
 
 

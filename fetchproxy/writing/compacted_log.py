@@ -173,9 +173,10 @@ class CompactedLog:
         """From now on the archive has a compacted log, which is shown once it is whole."""
         if view.segments:
             raise FetchProxyError(
-                f"{self.tp} is compacted now, and the archive has records of it from before that, "
-                "which brokers may not have any more: they stay, and it is not archived. Set its "
-                "cleanup.policy to delete, or leave it out of archive.compacted_topics"
+                f"{self.tp} is compacted now, but the archive has records from before that, which "
+                "the brokers may no longer have. So these records stay, and the partition is not "
+                "archived. Set the topic's cleanup.policy to delete, or exclude it from "
+                "archive.compacted_topics"
             )
         await self._show(CompactedCopy())
         return CompactedCopy()
@@ -359,7 +360,7 @@ class CompactedLog:
             pause_s = self.limits.compacted_copy_retry_ms / 1000
             self._retry_at = asyncio.get_running_loop().time() + pause_s
             self.published_conditions.hold(
-                Kind.COMPACTED_COPY_LATE, self.tp, f"{self.tp} was not copied anew: {why}"
+                Kind.COMPACTED_COPY_LATE, self.tp, f"{self.tp} was not copied in time: {why}"
             )
         for segment in self.rlmm.list_remote_log_segments(self.tp):
             if segment.is_finished and making.copy.has(segment.segment_id):
@@ -375,6 +376,6 @@ class CompactedLog:
         retention_s = self.delete_retention_ms() / 1000
         read_to = max(making.archiver.archive_end or 0, 0)
         return (
-            f"it was at offset {read_to} when most of delete.retention.ms ({retention_s:g} s) had "
-            "passed, so it may lack deletions of keys"
+            f"the copy was only at offset {read_to} when most of delete.retention.ms "
+            f"({retention_s:g} s) had passed, so it could lack deletions of keys"
         )

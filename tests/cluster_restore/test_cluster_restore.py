@@ -138,7 +138,7 @@ async def test_what_a_group_loses_is_named_with_numbers(
     assert (behind.new_offset, behind.skipped, behind.archived) == (90, 20, 10)
     assert (ahead.repeated_max, behind.repeated_max) == (0, 10)
     text = "\n".join(report.lines())
-    assert "groups: their offsets are of 1970-01-01T00:00:01Z. No later commit is" in text
+    assert "groups: their offsets are of 1970-01-01T00:00:01Z. The archive has no" in text
     assert "repeats up to 10 records, if it committed later" in text
     [lost] = report.lost
     assert (lost.first_offset, lost.end_offset) == (100, 120)

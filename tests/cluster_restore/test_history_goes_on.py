@@ -124,11 +124,11 @@ def test_one_log_over_both_clusters(old: KafkaServer, new: KafkaServer, tmp_path
     old.kill()
     command = restore_command(store, new, tmp_path)
 
-    assert "~ archive: it changes hands from cluster" in output_of(*command, "--dry-run")
+    assert "~ archive: it passes from cluster" in output_of(*command, "--dry-run")
     killed_at("continue", command)
     report = output_of(*command)
 
-    assert "logs that go on in topics of that cluster: 1" in report
+    assert "topics that continue an archived log: 1" in report
     assert topic_id(new.bootstrap, NAME) != first_id
     with ProxyProcess(
         new.bootstrap, store, tmp_path, archive=NAME, settings=SETTINGS | STATES
@@ -171,13 +171,13 @@ def test_a_log_goes_on_by_padding_also_if_it_was_killed(
     first_id, seam = topic_id(old.bootstrap, NAME), data.ends(old.bootstrap)
     old.kill()
     command = [*restore_command(store, new, tmp_path), "--by", "padding"]
-    assert "~ archive: it changes hands from cluster" in output_of(*command, "--dry-run")
+    assert "~ archive: it passes from cluster" in output_of(*command, "--dry-run")
     killed_at("record", command)
 
     report = output_of(*command)
 
-    assert "logs that go on in topics of that cluster: 1" in report
-    assert "does not go on" not in report
+    assert "topics that continue an archived log: 1" in report
+    assert "does not continue" not in report
     assert dict(enumerate(log_edges(new.bootstrap, NAME, PARTITIONS))) == {
         partition: (end, end) for partition, end in seam.items()
     }
@@ -261,7 +261,7 @@ def test_an_archiver_that_was_away_is_refused_when_it_goes_on(
         wait_for("a beat", lambda: any(folder.glob("*.positions")))
         refused = fetchproxy(*command)
         assert refused.returncode == 2
-        assert "is at work on this archive" in refused.stderr
+        assert "is still using this archive" in refused.stderr
         archiver.pause()
         output_of(*command, "--take-over")
         before = listing(store)

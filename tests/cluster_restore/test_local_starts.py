@@ -107,10 +107,22 @@ def test_the_end_may_lie_inside_a_segment() -> None:
     ("view", "first", "words"),
     [
         (THREE, 0, ""),
-        (view_of(segment(0, 3), segment(100, 2), segment(200, 2)), 1, "below 100 leader epochs"),
-        (view_of(segment(0, 1), segment(100, -1), segment(200, 2)), 2, "below 200 leader epochs"),
-        (view_of(segment(0, 1), segment(100, [(2, 100), (1, 150)])), 2, "below 200"),
-        (view_of(segment(0, 1), segment(200, 1), unreadable=(100,)), 1, "at 100 cannot be read"),
+        (
+            view_of(segment(0, 3), segment(100, 2), segment(200, 2)),
+            1,
+            "below offset 100, leader epochs",
+        ),
+        (
+            view_of(segment(0, 1), segment(100, -1), segment(200, 2)),
+            2,
+            "below offset 200, leader epochs",
+        ),
+        (view_of(segment(0, 1), segment(100, [(2, 100), (1, 150)])), 2, "below offset 200"),
+        (
+            view_of(segment(0, 1), segment(200, 1), unreadable=(100,)),
+            1,
+            "at offset 100 cannot be read",
+        ),
         (view_of(segment(0, 1), segment(100, ())), 0, ""),
     ],
 )

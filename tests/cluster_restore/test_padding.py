@@ -172,7 +172,7 @@ async def test_an_empty_topic_is_taken_and_one_with_records_is_refused(
     assert [one.action for one in plan.topics] == [TopicAction.TAKE, TopicAction.REFUSE]
     report = await work.run()
 
-    assert "records of others from 0" in report.refused["padded-records"]
+    assert "other records from offset 0" in report.refused["padded-records"]
     assert ends(bootstrap, "padded-empty", 2) == [(1_000, 1_000), (2_000, 2_000)]
     assert ends(bootstrap, "padded-records", 1) == [(0, 1)]
 
@@ -189,7 +189,7 @@ def writes_once(bootstrap: str, name: str, *, idempotent: bool) -> Callable[[str
         assert producer.flush(60) == 0
 
     def say(line: str) -> None:
-        if "to go in" in line and not offsets:
+        if "offsets a second" in line and not offsets:
             thread = threading.Thread(target=write)
             thread.start()
             thread.join()
@@ -213,11 +213,11 @@ async def test_a_producer_that_wrote_in_between_is_named_and_its_records_stay(
     assert first == 0
     written_at = offset_at(bootstrap, name, 1)
     assert 0 < written_at < end < start
-    assert fault.startswith(f"{name}-0: somebody else has written from {written_at} on")
+    assert fault.startswith(f"{name}-0: somebody else has written from offset {written_at} on")
     assert ("by producer id" in fault) == idempotent
     assert ends(bootstrap, other, 1) == [(50, 50)]
     again = await restore_of(bootstrap, tmp_path / "job", topics, (), say).run()
-    assert f"records of others from {written_at}" in again.refused[name]
+    assert f"other records from offset {written_at}" in again.refused[name]
 
 
 def test_killed_while_it_pads_it_goes_on(kafka_server: KafkaServer, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_killed_while_it_pads_it_goes_on(kafka_server: KafkaServer, tmp_path: Pa
     )
     process = RestoreProcess(bootstrap, tmp_path / "job", name, starts, by="padding")
     for line in process.steps():
-        if "to go in" in line:
+        if "offsets a second" in line:
             break
     else:
         pytest.fail("the restore does not say how long it takes")
@@ -252,7 +252,7 @@ async def test_a_broker_that_is_killed_meanwhile_comes_back_and_it_ends_right(
         own_kafka_server.start()
 
     def say(line: str) -> None:
-        if "to go in" in line and not killed:
+        if "offsets a second" in line and not killed:
             killed.append(asyncio.get_running_loop().run_in_executor(None, restart))
 
     report = await restore_of(bootstrap, tmp_path / "job", [topic(name, [start])], (), say).run()
@@ -299,7 +299,7 @@ async def test_a_quota_slows_it_down_and_is_named(
 
     assert report.is_whole, list(report.lines())
     assert ends(bootstrap, name, 1) == [(start, start)]
-    assert any("quotas took" in line for line in lines)
+    assert any("quotas delayed it" in line for line in lines)
 
 
 @pytest.fixture

@@ -52,8 +52,8 @@ START = 1_000
         ((0, START), None, ""),  # not deleted yet
         ((START, START + 5), START, ""),
         ((0, START + 5), START, ""),  # a crash has undone the deletion
-        ((0, 500), 120, "records of others from 120"),
-        ((0, START + 5), 120, "records of others from 120"),
+        ((0, 500), 120, "other records from offset 120"),
+        ((0, START + 5), 120, "other records from offset 120"),
         ((0, START + 5), None, "has no records at"),  # padded too far
         ((0, START + 5), START + 1, "has no records at"),
         ((START + 1, START + 5), START + 1, "begins at 1001"),

@@ -138,7 +138,7 @@ def test_the_plan_names_local_history_and_producer_ids() -> None:
     plan = plan_restore([LostTopic("orders", 3, (partition,))], {}, REAL, PHANTOMS)
     _, line, producers = diff_lines(plan, 2_345)
     assert "begins at 40 with local history up to 100 (below 40 leader epochs do" in line
-    assert producers == "~ producer ids up to 2345 are passed over: up to 3 blocks of 1000"
+    assert producers == "~ producer ids up to 2345 are skipped: up to 3 blocks of 1000"
     [goal] = partition_goals(plan.topics[0])
     # A phantom that leads in epoch 2 hands over in epoch 3.
     assert (goal.leader_epoch, goal.end_offset, goal.local) == (3, 100, HISTORY)
@@ -310,7 +310,7 @@ def test_a_plan_names_the_logs_that_do_not_go_on() -> None:
     too_many = plan_of(leader_epoch=1_001)
     lines = list(diff_lines(too_many))
     assert any("leader epoch from 0, replicas 1" in line for line in lines)
-    [line] = [line for line in lines if line.startswith("! topic t: its archived log does not go")]
+    [line] = [line for line in lines if line.startswith("! topic t: its new log does not")]
     assert "up to 1,000, and one partition was at 1,001" in line
     assert "beyond the chosen state" in logs_that_end(plan_of(archived_end=120))["t"]
 
@@ -321,9 +321,9 @@ def test_padding_names_the_logs_whose_epochs_nobody_can_raise() -> None:
         for name, replicas, epoch in (("one", 1, 3), ("three", 3, 3), ("zero", 1, 0))
     ]
     notes = list(padding_notes(topics))
-    [named] = [note for note in notes if "does not go on" in note]
+    [named] = [note for note in notes if "does not continue" in note]
     assert named.startswith("topic one: ")
-    assert "archived up to 3" in named
+    assert "leader epochs up to 3" in named
 
 
 def test_a_group_within_local_history_needs_no_archive() -> None:

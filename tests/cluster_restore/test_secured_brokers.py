@@ -196,10 +196,13 @@ def config_of(**cluster: Any) -> Config:
 @pytest.mark.parametrize(
     ("listener", "words"),
     [
-        (InterBrokerListener("INSIDE", 1), "listener INSIDE by SSL.*gateway.tls_certificate_file"),
+        (
+            InterBrokerListener("INSIDE", 1),
+            "use SSL .*listener INSIDE.*gateway.tls_certificate_file",
+        ),
         (InterBrokerListener("INSIDE", 3, "PLAIN"), r"INSIDE \(SASL_SSL\).*--broker-users"),
         (InterBrokerListener("INSIDE", 2, "PLAIN"), r"INSIDE \(SASL_PLAINTEXT\).*--broker-users"),
-        (InterBrokerListener("INSIDE", 2, "GSSAPI"), "by GSSAPI.*sasl.mechanism.inter.broker"),
+        (InterBrokerListener("INSIDE", 2, "GSSAPI"), "with GSSAPI.*sasl.mechanism.inter.broker"),
     ],
 )
 def test_a_missing_option_is_named_with_listener_and_protocol(

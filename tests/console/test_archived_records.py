@@ -44,7 +44,7 @@ def test_a_query_has_defaults() -> None:
         ({"offset": "9" * 20}, "offset"),
         ({"offset": str(2**63)}, "offset is above"),
         ({"count": "many"}, "count"),
-        ({"as": "avro"}, "as is text or hex"),
+        ({"as": "avro"}, "as must be text or hex"),
         ({"offset": "1", "timestamp_ms": "1"}, "not both"),
     ],
 )

@@ -197,6 +197,11 @@ async def test_the_margin_runs_out(scene: Scene) -> None:
     await scene.headline(CALM)
 
 
+async def test_an_event_has_its_name_in_the_log(scene: Scene) -> None:
+    scene.process.events.note("segment_copied", topic="orders")
+    await scene.sees("#events", "segment_copied", "topic=orders")
+
+
 async def test_the_whole_archive_is_shown_by_date(scene: Scene) -> None:
     await scene.sees("#dates-part", "By date, all topics", "archived since")
     assert await scene.js("document.querySelectorAll('#dates .archived').length") == 1

@@ -154,7 +154,7 @@ def test_what_is_refused(scene: Scene, tmp_path: Path) -> None:
     for words, why in (
         (("store-down",), "use --console"),
         (("store-down", "--console", "127.0.0.1:1"), "does not respond"),
-        (("store-down", "--console", "127.0.0.1:1", "--broker", "a:1"), "option of broker-down"),
+        (("store-down", "--console", "127.0.0.1:1", "--broker", "a:1"), "only with broker-down"),
         (("store-down", "--console", "127.0.0.1:1", "--for", "soon"), "--for soon"),
     ):
         result = fetchproxy("drill", *words)

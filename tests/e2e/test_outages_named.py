@@ -162,7 +162,7 @@ def test_what_befalls_an_archiver_elsewhere_is_named_here(
             watcher.waits("archiver-killed", begun_at, {
                 "metric": lambda: watcher.metric("fetchproxy_archivers_silent") == 1,
                 "page": lambda: watcher.begins_with(
-                    "An archiver is not running", "An archiver has not been heard of",
+                    "An archiver is not running", "An archiver has been silent",
                     "not archived", "the brokers delete",
                 ),
                 "log": lambda: watcher.logged("archiver_silent"),

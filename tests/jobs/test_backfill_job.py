@@ -351,7 +351,7 @@ def test_a_partition_with_a_hole_stops_no_other(archive: WrittenArchive, tmp_pat
         (
             "orders-0",
             "offsets 100 to 199 are in no segment, and it is not known if they ever were; with "
-            "failOnDataLoss=false it is passed over",
+            "failOnDataLoss=false it is skipped",
         )
     ]
     assert {task.range.partition for task in planned.tasks} == {1}
@@ -401,7 +401,7 @@ def test_what_was_planned_and_deleted_since_is_a_loss(
     assert planned.left_out
     assert {f.error for f in planned.left_out} == {
         "it was planned but not written, and now the archive begins at 100; with "
-        "failOnDataLoss=false missing offsets are passed over"
+        "failOnDataLoss=false missing offsets are skipped"
     }
     for task in planned.tasks:
         backfill_range(to, task)

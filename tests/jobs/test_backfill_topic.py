@@ -278,11 +278,11 @@ def test_a_target_that_is_deleted_is_noticed(
     monkeypatch.setattr(job, "LOOK_EVERY_S", 1)
     monkeypatch.setattr(job, "CLOSE_MAX_S", 1)
     message = f"topic {topic} was deleted and recreated after this backfill had started"
-    gone_for_good = f"topic {topic} is not there any more: make it again"
+    gone_for_good = f"topic {topic} no longer exists: create it again"
     with pytest.raises(ClusterError, match=message if comes_back else gone_for_good):
         copy_partition(to, task)
     if not comes_back:
-        with pytest.raises(ClusterError, match=f"topic {topic} is not there: make it first"):
+        with pytest.raises(ClusterError, match=f"topic {topic} does not exist: create it first"):
             plan_topic(config_of(kafka_server), to)
         return
     again, _ = plan_topic(config_of(kafka_server), to)

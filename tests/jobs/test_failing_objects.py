@@ -56,7 +56,7 @@ async def test_verify_and_mirror(
             (line,) = capsys.readouterr().err.splitlines()
             assert line.startswith(f"failed: orders-0: {bad}: offsets 40 to 59: get {bad}")
             assert "503 Slow Down" in line
-            assert "(tried 4 times); the store gives out other objects" in line
+            assert "(tried 4 times); the store returns other objects" in line
         assert (verified.report.segments, verified.report.faults) == (3, [])
         assert sum(partition.copied for partition in mirrored.partitions) == 3
         assert (mirrored.cut_over, mirrored.refused) == (False, "not everything was copied")

@@ -167,8 +167,8 @@ def test_of_several_masters_one_has_to_answer() -> None:
 
 
 def test_hints_name_what_the_command_line_has() -> None:
-    assert safe_one_line("a hole; with failOnDataLoss=false it is passed over") == (
-        "a hole; with --option failOnDataLoss=false it is passed over"
+    assert safe_one_line("a hole; with failOnDataLoss=false it is skipped") == (
+        "a hole; with --option failOnDataLoss=false it is skipped"
     )
     assert safe_one_line("x (corruptBatches=skip leaves such batches out)") == (
         "x (--option corruptBatches=skip leaves such batches out)"
@@ -178,6 +178,6 @@ def test_hints_name_what_the_command_line_has() -> None:
 def test_what_is_passed_over_is_told_by_topic() -> None:
     assert skipped_records({"a": (0, 0)}) == ""
     assert skipped_records({"b": (167, 1), "a": (2, 2), "c": (0, 0)}) == (
-        "; passed over: a: up to 2 records of 2 damaged or missing objects, "
+        "; skipped: a: up to 2 records of 2 damaged or missing objects, "
         "b: up to 167 records of 1 damaged or missing object"
     )

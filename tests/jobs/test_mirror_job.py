@@ -472,9 +472,9 @@ async def test_nobody_archives_into_a_mirror(
     mirrored(a, b)
     remote_storage = RemoteStorage(FilesystemObjectStore(b), PREFIX, manager=manager)
     async with remote_storage:
-        with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
+        with pytest.raises(ArchiveMismatch, match="there is a mirror at that place"):
             await remote_storage.objects.list_partitions()
-        with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
+        with pytest.raises(ArchiveMismatch, match="there is a mirror at that place"):
             await remote_storage.objects.put_segment_metadata(archive.segments[0], b"{}")
     async with RemoteStorage(FilesystemObjectStore(b), PREFIX, must_exist=True) as reader:
         assert await reader.objects.list_partitions() == [TP]
@@ -492,7 +492,7 @@ async def test_after_a_cut_over_the_archive_is_at_the_other_place(
         with pytest.raises(ArchiveMismatch, match=f"has moved to {url_of(b)}"):
             await running.objects.list_partitions()
     assert mirrored(a, b, cut_over=True).cut_over  # nothing is left to do
-    with pytest.raises(ArchiveMismatch, match="has moved to --to already"):
+    with pytest.raises(ArchiveMismatch, match="has already moved to --to"):
         mirrored(a, b)
     with pytest.raises(ArchiveMismatch, match="has moved to"):
         mirrored(a, tmp_path / "third")
@@ -534,7 +534,7 @@ async def test_an_archiver_that_is_heard_refuses_the_cut_over(
     beating = threading.Thread(target=beat)
     beating.start()
     try:
-        with pytest.raises(ArchiveMismatch, match="an archiver is at work"):
+        with pytest.raises(ArchiveMismatch, match="an archiver is still running"):
             mirrored(a, b, cut_over=True)
     finally:
         ended.set()

@@ -332,7 +332,7 @@ def test_records_served_from_the_mirror_are_those_of_the_broker(
         produce(broker, data, 300)
         before = segments()
         archiver.wait_until(lambda: segments() > before)
-        assert "an archiver is at work" in mirror(source, there, "--cut-over", code=2)
+        assert "an archiver is still running" in mirror(source, there, "--cut-over", code=2)
     outcome = ended(*archive, *small, *spool, "--once")
     assert outcome.returncode == 0, outcome.stderr
     mirror(source, there, "--cut-over")

@@ -236,11 +236,11 @@ def test_a_backfill_tells_what_it_skips_and_writes_it_once_it_is_mended(
     outcome = runs(*job)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert outcome.stdout.startswith("5,990 records in ")
-    assert "passed over: orders: up to 10 records of 1 damaged or missing object" in outcome.stdout
+    assert "skipped: orders: up to 10 records of 1 damaged or missing object" in outcome.stdout
     path.write_bytes(sound)
     outcome = runs(*job)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert "passed over" not in outcome.stdout
+    assert "skipped" not in outcome.stdout
     assert records(tmp_path / "out") == EVERY_RECORD
     assert runs(*job).stdout.startswith("0 records in 0 ranges written")
 

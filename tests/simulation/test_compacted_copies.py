@@ -290,7 +290,7 @@ def test_records_from_before_the_compaction_are_not_replaced() -> None:
                 condition := health.reported(failing, world.logs[0].tp)
             ):
                 await asyncio.sleep(0.5)
-            assert "records of it from before that" in condition.what
+            assert "records from before that" in condition.what
             assert await shown_bases(world) == written(world.logs[0])
 
     run_world(main)

@@ -130,7 +130,7 @@ def test_the_old_cluster_changes_nothing(what: str, tmp_path: Path) -> None:
             before = await store.contents()
 
             with pytest.raises(
-                ArchiveMismatch, match="belongs to the cluster new since 2023-11-14"
+                ArchiveMismatch, match="belonged to the cluster new since 2023-11-14"
             ):
                 await WRITES[what](storage, tmp_path / "log")
 

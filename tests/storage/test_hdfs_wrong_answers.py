@@ -469,7 +469,7 @@ async def test_a_file_whose_blocks_are_on_no_datanode() -> None:
         store = WatchedObjectStore(inner, "layout")
         assert await store.get("k") == b"content"
         without.add("k")
-        of_object = "No active nodes contain this block; the store gives out other objects"
+        of_object = "No active nodes contain this block; the store returns other objects"
         with pytest.raises(ObjectNotReadable, match=of_object):
             await store.get("k")
         without.add("layout")

@@ -127,7 +127,7 @@ def test_denied_for_one_object_or_for_all(tmp_path: Path) -> None:
         store.denied = {storage.rsm.object_key(first, SegmentFile.LOG)}
         store.keys_read.clear()
         for _ in range(2):
-            with pytest.raises(ObjectNotReadable, match=r"AccessDenied.*gives out other objects"):
+            with pytest.raises(ObjectNotReadable, match=r"AccessDenied.*returns other objects"):
                 await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
         assert len([key for key in store.keys_read if key.endswith("remote-log-layout")]) == 1
         assert await storage.rsm.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
@@ -278,7 +278,7 @@ async def test_a_file_that_its_disk_does_not_give_out(
             with pytest.raises(StorageUnavailable):
                 await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
             return
-        message = rf"{os.strerror(error)}; the store gives out other objects: check the disks"
+        message = rf"{os.strerror(error)}; the store returns other objects: check the disks"
         with pytest.raises(ObjectNotReadable, match=message):
             await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
         (condition,) = storage.health.conditions(now())

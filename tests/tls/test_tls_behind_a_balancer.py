@@ -96,5 +96,5 @@ def test_what_is_not_tls_is_named_with_the_clients_own_address(
     wait_for("log", lines)
     (line,) = lines()
     assert line["reason"] == "plaintext"
-    assert line["error"] == f"the client speaks {spoken}, and this listener TLS"
+    assert line["error"] == f"the client speaks {spoken}, but this listener expects TLS"
     assert line["hint"]

@@ -146,7 +146,7 @@ async def damaged(_: Path) -> MemoryObjectStore:
 
 
 async def late_copy(_: Path) -> MemoryObjectStore:
-    message = f"{TP} was not copied anew: it was at offset 10"
+    message = f"{TP} was not copied in time: it was at offset 10"
     return await with_condition(Kind.COMPACTED_COPY_LATE, message)
 
 

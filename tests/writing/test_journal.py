@@ -236,7 +236,7 @@ async def test_what_a_cluster_wrote_before_it_lost_the_archive_stays_out(
             tables, faults = await one.tables()
     assert tables == []
     assert faults
-    assert all("belongs to the cluster new since 2023" in fault for fault in faults)
+    assert all("belonged to the cluster new since 2023" in fault for fault in faults)
 
 
 async def test_it_continues_what_is_archived(mock_cluster: MockCluster, tmp_path: Path) -> None:

@@ -382,7 +382,7 @@ async def test_of_two_logs_put_aside_keep_shows_the_last_one_alone(tmp_path: Pat
         await process(archiver)
         above = [(b.base, b.epoch) for b in here.cluster.leader.log if b.last >= end]
         await audit(here, second + above)
-        with pytest.raises(ResolutionRefused, match="another log is kept already"):
+        with pytest.raises(ResolutionRefused, match="another log is shown already"):
             await responded(here, LogChoice.KEEP)
 
 

@@ -380,7 +380,7 @@ function eventLine(event) {
   const details = Object.entries(event.details).map(([name, value]) => `${name}=${value}`).join("  ");
   li.append(time);
   if (event.level !== "info") li.append(make("span", "level", event.level));
-  li.append(make("span", "name", event.event.replaceAll("_", " ") + (event.count > 1 ? ` ×${count(event.count)}` : "")),
+  li.append(make("span", "name", event.event + (event.count > 1 ? ` ×${count(event.count)}` : "")),
     " ", make("span", "details", details));
   return li;
 }
@@ -413,7 +413,7 @@ function showPoll(error) {
   const poll = $("poll");
   const lost = $("lost");
   poll.className = error ? "poll lost" : "poll live";
-  setText(poll, error ? "no answer" : "live");
+  setText(poll, error ? "no response" : "live");
   document.querySelector("main").classList.toggle("stale", Boolean(error && latest));
   lost.hidden = !error;
   if (error) {

@@ -45,7 +45,7 @@ class Negotiation:
             import gssapi  # also loads the system's libgssapi_krb5
         except ImportError as error:
             raise StorageDenied(
-                f"{host} wants Kerberos, and the package gssapi cannot be loaded ({error}): "
+                f"{host} wants Kerberos, but the package gssapi cannot be loaded ({error}): "
                 "in a clone of the project: pip install '.[kerberos]'"
             ) from None
         self._host = host

@@ -49,8 +49,7 @@ class OldJournals:
                 log.warning(
                     "old_journals_not_deleted",
                     error=str(error),
-                    hint="repair what the error names; the journals of other archivers stay until "
-                    "then",
+                    hint="repair what the error names; these journals stay until then",
                 )
 
     async def delete_covered(self) -> int:
@@ -77,8 +76,8 @@ class OldJournals:
             log.warning(
                 "old_journal_damaged",
                 error=str(error),
-                hint="none of its records can be recovered: delete the object once the archive has "
-                "them",
+                hint="delete the object when segments have its records; if the cluster is lost, "
+                "they are lost too",
             )
             return True
         if table is None or self.wall_clock_ms() - table.read_at_ms > _KEPT_MAX_MS:

@@ -47,7 +47,7 @@ RELAYED_WHY: dict[ApiKey, str] = {
     ApiKey.UPDATE_RAFT_VOTER: _CONTROLLERS,
     ApiKey.STREAMS_GROUP_HEARTBEAT: "Its endpoints are the applications' own, not the brokers'.",
     ApiKey.STREAMS_GROUP_DESCRIBE: "Its endpoints are the applications' own, not the brokers'.",
-    ApiKey.SASL_AUTHENTICATE: "The tokens are between client and broker; KIP-368 as well.",
+    ApiKey.SASL_AUTHENTICATE: "The proxy passes the tokens on, also at a re-login (KIP-368).",
     ApiKey.DELETE_TOPICS: "The archive is keyed by topic id; a new topic of that name has its own.",
     ApiKey.WRITE_TXN_MARKERS: _ABORTS,
     ApiKey.LEADER_AND_ISR: _NOT_FOR_CLIENTS,
