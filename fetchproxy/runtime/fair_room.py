@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 from fetchproxy.runtime.fairness import FairQueue
 
 
-class NoRoom(Exception):
+class NoRoomInTime(Exception):
     """No memory came free in time."""
 
 
-class Place:
+class PlaceInRoom:
     """The memory of one piece of work. `pressed`: other work waits for it, so this one ends."""
 
     __slots__ = ("_of", "_timeout", "has_waited", "pressed", "size_bytes")
@@ -68,7 +68,7 @@ class FairRoom:
         self._sizes: dict[asyncio.Future[None], int] = {}  # of the work in the queue
         # Places whose work has waited and that nobody has pressed, with the loop time (s) from
         # which they may be; the oldest first.
-        self._idle: dict[Place, float] = {}
+        self._idle: dict[PlaceInRoom, float] = {}
         self._coming = 0  # bytes of pressed places
         self._presses: asyncio.TimerHandle | None = None  # when the next place may be pressed
 
@@ -83,9 +83,9 @@ class FairRoom:
     @asynccontextmanager
     async def place(
         self, client: Hashable, size_bytes: int, wait_max_s: float
-    ) -> AsyncIterator[Place]:
-        """`size_bytes`: above 0. Raises NoRoom."""
-        place = Place(self, min(size_bytes, self._bytes_max))
+    ) -> AsyncIterator[PlaceInRoom]:
+        """`size_bytes`: above 0. Raises NoRoomInTime."""
+        place = PlaceInRoom(self, min(size_bytes, self._bytes_max))
         await self._room_for(client, place, wait_max_s)
         try:
             yield place
@@ -95,7 +95,7 @@ class FairRoom:
             self._take(-place.size_bytes)
             self._grant()
 
-    async def _room_for(self, client: Hashable, place: Place, wait_max_s: float) -> None:
+    async def _room_for(self, client: Hashable, place: PlaceInRoom, wait_max_s: float) -> None:
         granted = asyncio.get_running_loop().create_future()
         self._sizes[granted] = place.size_bytes
         self._queue.push(client, granted, place.size_bytes)
@@ -110,7 +110,7 @@ class FairRoom:
             self._sizes.pop(granted, None)
             self._grant()
             if isinstance(error, TimeoutError):
-                raise NoRoom from None
+                raise NoRoomInTime from None
             raise
 
     def _take(self, size_bytes: int) -> None:
@@ -133,7 +133,7 @@ class FairRoom:
                 granted.set_result(None)
         self._press()
 
-    def waits_itself(self, place: Place) -> None:
+    def waits_itself(self, place: PlaceInRoom) -> None:
         """Its work waits, perhaps not for the first time."""
         if not place.has_waited:
             place.has_waited = True

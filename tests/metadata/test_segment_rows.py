@@ -201,8 +201,8 @@ def test_a_partition_without_a_segment_takes_about_a_kilobyte() -> None:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        kept = [(StoredPartition(table := PartitionTable(tp)), table.view(0.0)) for tp in tps]
+        with_views = [(StoredPartition(table := PartitionTable(tp)), table.view(0.0)) for tp in tps]
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (after - before) / len(kept) < 1_200
+    assert (after - before) / len(with_views) < 1_200

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from fetchproxy.runtime.fair_room import FairRoom, NoRoom, Place
+from fetchproxy.runtime.fair_room import FairRoom, NoRoomInTime, PlaceInRoom
 
 FOREVER_S = 3_600.0
 
@@ -87,7 +87,7 @@ async def test_clients_take_turns() -> None:
 async def test_who_waits_too_long_is_refused_and_leaves_the_queue() -> None:
     watched = Watched()
     async with watched.place(100):
-        with pytest.raises(NoRoom):
+        with pytest.raises(NoRoomInTime):
             async with watched.place(10, wait_s=0.001):
                 raise AssertionError
         assert not watched.room.waiting
@@ -119,10 +119,10 @@ async def test_who_is_cancelled_while_it_waits_leaves_the_queue() -> None:
 
 
 @asynccontextmanager
-async def idle_places(watched: Watched, count: int) -> AsyncIterator[list[Place]]:
+async def idle_places(watched: Watched, count: int) -> AsyncIterator[list[PlaceInRoom]]:
     """Each of 50 bytes; their work waits for ever."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        places: list[Place] = []
+        places: list[PlaceInRoom] = []
 
         async def wait() -> None:
             async with watched.place(50) as place:

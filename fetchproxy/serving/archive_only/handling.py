@@ -23,7 +23,7 @@ from fetchproxy.config.schema import KiB
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.cooperative import a_turn, in_steps
-from fetchproxy.runtime.fair_room import FairRoom, Place
+from fetchproxy.runtime.fair_room import FairRoom, PlaceInRoom
 from fetchproxy.runtime.fairness import FairTurns
 from fetchproxy.serving.admission import Admission, ClientQuota
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
@@ -77,7 +77,9 @@ class ArchiveOnlyParts:
 
     @asynccontextmanager
     async def place_for(self, request: Request, work_bytes: int) -> AsyncIterator[None]:
-        """Memory for a large request, or for a long response to a short one. Raises NoRoom."""
+        """Memory for a large request, or for a long response to a short one. Raises NoRoomInTime
+        if it waits too long.
+        """
         if request.place is not None or work_bytes <= _WORK_BYTES_MIN:
             yield
             return
@@ -130,7 +132,7 @@ class Request:
     port: int
     patience: Patience
     came_at: float
-    place: Place | None = None
+    place: PlaceInRoom | None = None
 
     @property
     def client(self) -> Client:

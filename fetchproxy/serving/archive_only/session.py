@@ -23,7 +23,7 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
 )
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
-from fetchproxy.runtime.fair_room import NoRoom
+from fetchproxy.runtime.fair_room import NoRoomInTime
 from fetchproxy.serving.admission import host_of
 from fetchproxy.serving.archive_only.handling import (
     ArchiveOnlyParts,
@@ -147,7 +147,7 @@ class ArchiveOnlySession(ClientSession):
             self.close_late(
                 "request_refused", kind=refusal.api, version=refusal.version, hint=refusal.hint
             )
-        except NoRoom:
+        except NoRoomInTime:
             self._give_up_waiting()
         except _UserGone as gone:
             self.close("user_changed", user=str(gone))
@@ -162,7 +162,7 @@ class ArchiveOnlySession(ClientSession):
     async def _in_turn(self, request: Request) -> Sequence[Buffer]:
         """Requests that name much, or ask for all, are worked off a few at a time: side by side
         they would all be in memory, and each would be late. Those that need only CPU take turns;
-        all that name much wait for memory. Raises NoRoom, and as `_respond`.
+        all that name much wait for memory. Raises NoRoomInTime, and as `_respond`.
         """
         key, work_bytes = request.head.api_key, _work_bytes(request.head, len(request.payload))
         takes_turn = key not in _MAY_WAIT and self.logged_in and (work_bytes or key in _OF_ALL)

@@ -210,18 +210,18 @@ class ArchiveWatch:
 
         async def look_at_topic(tps_of_topic: Collection[TopicIdPartition]) -> None:
             topic_id = next(iter(tps_of_topic)).topic_id
-            seen: Collection[int] = ()
+            in_topic: Collection[int] = ()
             try:
                 async with self._reads:
                     now = asyncio.get_running_loop().time()
-                    seen = await self._rlmm.refresh_topic(topic_id, now - age_max_s)
+                    in_topic = await self._rlmm.refresh_topic(topic_id, now - age_max_s)
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
                     results.update(dict.fromkeys(tps_of_topic, error))
                     return
                 # One partition's folder cannot be listed: the others are looked at alone.
             async for tp in cooperative(tps_of_topic, _VIEWS_AT_ONCE):
-                view = self._rlmm.view(tp) if tp.partition in seen else None
+                view = self._rlmm.view(tp) if tp.partition in in_topic else None
                 if view is None:
                     await look(tp)
                 else:
