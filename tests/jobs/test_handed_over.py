@@ -100,7 +100,9 @@ async def test_a_mirror_that_has_become_the_archive_is_left_alone(tmp_path: Path
     await filled(source)
     await filled(target)
     set_identity(source, OLD)
-    places = MirrorStores(config_of(source, archive__spool_dir=str(tmp_path / "spool")), url_of(target))
+    places = MirrorStores(
+        config_of(source, archive__spool_dir=str(tmp_path / "spool")), url_of(target)
+    )
     set_identity(target, ArchiveIdentity(None, "old", MIRROR))
     work = mirror_work(places, MirrorOptions())
     async with work.opened() as opened:

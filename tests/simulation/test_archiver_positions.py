@@ -425,10 +425,10 @@ def test_what_a_dead_archiver_had_is_at_risk_until_another_has_it() -> None:
             await asyncio.sleep(3 * SILENT_MAX_S)
             both = of_all_archivers(positions.recovery_points())
             assert both is not None
-            assert (both.age_ms or 0) >= 3_000 * SILENT_MAX_S - 1_000 * POSITIONS_LOOK_INTERVAL_S
+            assert (both.age_ms or 0) >= 3_000 * SILENT_MAX_S - 1_000 * POSITIONS_READ_INTERVAL_S
             assert both.records == 15
             async with world.archiver({T0: 1}, number=3):
-                await asyncio.sleep(2 * POSITIONS_LOOK_INTERVAL_S)
+                await asyncio.sleep(2 * POSITIONS_READ_INTERVAL_S)
                 point = of_all_archivers(positions.recovery_points())
                 assert point is not None
                 assert point.records == 5
