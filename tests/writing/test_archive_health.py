@@ -142,9 +142,8 @@ async def with_condition(kind: Kind, message: str) -> MemoryObjectStore:
 
 
 async def damaged(_: Path) -> MemoryObjectStore:
-    return await with_condition(
-        Kind.LOG_DAMAGED, f"{TP}: the batch at offset 10 has a wrong checksum"
-    )
+    message = f"{TP}: the batch at offset 10 has a wrong checksum"
+    return await with_condition(Kind.LOG_DAMAGED, message)
 
 
 async def late_copy(_: Path) -> MemoryObjectStore:
