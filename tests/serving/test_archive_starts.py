@@ -24,7 +24,7 @@ async def test_what_has_not_changed_is_not_looked_at_again() -> None:
             assert await gate.list_offsets(partitions, EARLIEST) == expected
         gate.store.calls.clear()
         view_before = gate.archive.rlmm.view(tp_of(7))
-        with patch.object(gate.archive.views, "settled", side_effect=AssertionError):
+        with patch.object(gate.archive.views, "checked_view", side_effect=AssertionError):
             assert await gate.list_offsets(partitions, EARLIEST) == expected
         assert gate.archive.rlmm.view(tp_of(7)) is view_before
         assert gate.store.calls == []
@@ -53,12 +53,12 @@ async def test_other_leaders_have_the_archive_held_against_them_again() -> None:
         for _ in range(2):
             assert await gate.list_offsets(partitions, EARLIEST) == expected
         checked_view = gate.archive.views.checked_view
-        with patch.object(gate.archive.views, "settled", side_effect=checked_view) as settled_calls:
+        with patch.object(gate.archive.views, "checked_view", side_effect=checked_view) as checks:
             assert await gate.list_offsets(partitions, EARLIEST) == expected
-            assert settled_calls.call_count == 0
+            assert checks.call_count == 0
             gate.cluster.leaders = {0: (2, 4)}
             assert await gate.list_offsets(partitions, EARLIEST) == expected
-            assert settled_calls.call_count == 3
+            assert checks.call_count == 3
 
 
 async def test_a_view_that_is_too_old_is_read_again() -> None:
