@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 from archive_process import archive_process
 from archived_topics import new_store
-from confluent_kafka import Consumer, TopicPartition
 from fetchproxy_command import fetchproxy, output_of
+from group_commit import commit
 from proxy_process import wait_for
 from test_cluster_restore import assert_no_phantom, consumed, ends, produced
 from topic_data import TopicData, archived_ends, produce
@@ -29,19 +29,13 @@ LATER = 50
 SETTINGS = {"archive.cluster_state_interval_ms": 300}
 
 
-def commit(kafka: KafkaServer, offset: int) -> None:
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "billing"})
-    consumer.commit(offsets=[TopicPartition(NAME, 0, offset)], asynchronous=False)
-    consumer.close()
-
-
 @pytest.fixture
 def lost_clusters_store(own_kafka_server: KafkaServer, tmp_path: Path) -> str:
     """The store of a cluster that has been killed."""
     kafka, store = own_kafka_server, new_store(tmp_path)
     kafka.create_topic(NAME, 1, {"max.message.bytes": "654321"})
     produce(kafka.bootstrap, TopicData(NAME), RECORDS)
-    commit(kafka, RECORDS)
+    commit(kafka.bootstrap, "billing", NAME, RECORDS)
     archiver = archive_process(kafka.bootstrap, store, NAME, tmp_path, SETTINGS)
     archiver.start()
     try:
@@ -65,7 +59,7 @@ def store_of_two_states(own_kafka_server: KafkaServer, tmp_path: Path) -> TwoSta
     kafka.create_topic(NAME, 1)
     data = TopicData(NAME)
     produce(kafka.bootstrap, data, RECORDS)
-    commit(kafka, RECORDS)
+    commit(kafka.bootstrap, "billing", NAME, RECORDS)
     archiver = archive_process(kafka.bootstrap, store, NAME, tmp_path, SETTINGS)
     archiver.start()
     try:
@@ -73,7 +67,7 @@ def store_of_two_states(own_kafka_server: KafkaServer, tmp_path: Path) -> TwoSta
         wait_for("the state", lambda: '"billing"' in state_of(store))
         first_ms = int(json.loads(state_of(store))["read_at_ms"])
         produce(kafka.bootstrap, data, LATER)
-        commit(kafka, RECORDS + LATER)
+        commit(kafka.bootstrap, "billing", NAME, RECORDS + LATER)
         wait_for("the archive", lambda: archived_ends(store, NAME) == {0: RECORDS + LATER})
         wait_for("the later state", lambda: int(state_end(store)) == RECORDS + LATER)
     finally:
@@ -88,7 +82,7 @@ def store_with_a_journal(own_kafka_server: KafkaServer, tmp_path: Path) -> str:
     kafka, store = own_kafka_server, new_store(tmp_path)
     kafka.create_topic(NAME, 1)
     produce(kafka.bootstrap, TopicData(NAME), RECORDS)
-    commit(kafka, RECORDS)
+    commit(kafka.bootstrap, "billing", NAME, RECORDS)
     settings = {
         **SETTINGS,
         "archive.recovery_point_ms": 100,

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from archive_harness import Archive, archived_up_to, open_archive, running_archiver, until_true
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
+from group_commit import commit
 from memory_object_store import MemoryObjectStore
 from secured_clients import USERS, as_user
 from structlog.testing import capture_logs
@@ -90,12 +91,6 @@ async def read_again(here: Scene) -> ClusterState:
         state = await read_cluster_state(here.cluster, lambda topic: True, lambda: here.now)
         if set(USERS) <= set(state.scram_users):
             return state
-
-
-def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
-    consumer.close()
 
 
 def produce(bootstrap: str, topic: str, count: int) -> None:

@@ -17,6 +17,7 @@ import confluent_kafka
 import pytest
 from archive_only_process import ArchiveOnlyProcess
 from fetchproxy_command import archive_once, fetchproxy
+from group_commit import commit
 from matrix_client import Line
 from matrix_native_clients import SARAMA
 from matrix_programs import FRANZ_GO, JAVA, KAFKAJS, parsed
@@ -167,27 +168,6 @@ def test_a_groups_commits_go_there_and_back(
     rest = COUNT - BEFORE - 300
     lines += read_group(kafka_server.bootstrap, topic, group, rest, "read_uncommitted")
     assert [offset for _, offset, _, _ in lines] == list(range(COUNT))
-
-
-def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    offsets = [confluent_kafka.TopicPartition(topic, 0, offset)]
-
-    def is_committed() -> bool:
-        try:
-            [outcome] = consumer.commit(offsets=offsets, asynchronous=False)
-        except confluent_kafka.KafkaException as error:
-            # The first group of a new broker: its coordinator begins.
-            if error.args[0].code() == confluent_kafka.KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
-                return False
-            raise
-        assert outcome.error is None
-        return True
-
-    try:
-        wait_for("the commit", is_committed)
-    finally:
-        consumer.close()
 
 
 def test_what_cannot_be_committed_is_named_and_the_rest_is(
