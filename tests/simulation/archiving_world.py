@@ -42,6 +42,8 @@ QUICK: dict[str, Any] = {
     "discovery_interval_ms": 2_000,
     "retention_clock_settle_ms": 0,
     "retention_check_interval_ms": 5_000,
+    # The brokers of this world have no groups and no ACLs, so their state cannot be read.
+    "cluster_state_interval_ms": 0,
 }
 
 
