@@ -96,7 +96,13 @@ async def _archiving(folder: Path, loop: NetworkLoop) -> AsyncIterator[Outage]:
         "retention.bytes": str(RETAINED_BATCHES * BATCH_BYTES),
         "retention.ms": "-1",
     }
-    config = ArchiveConfig(topics="weather", segment_bytes_max=8 * KiB, spool_dir=folder)
+    config = ArchiveConfig(
+        topics="weather",
+        segment_bytes_max=8 * KiB,
+        spool_dir=folder,
+        # These brokers have no groups and no ACLs, so their state cannot be read.
+        cluster_state_interval_ms=0,
+    )
     store = ReadOnlyStore()
     storage = RemoteStorage(store)
     with capture_logs() as entries:
