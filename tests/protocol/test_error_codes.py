@@ -8,7 +8,12 @@ from fetchproxy_protocol.apis import ErrorCode
 from kafka import errors as kafka_errors
 
 # What kafka-python calls by an older or another name than Kafka 4.1 does, or does not know.
-RENAMED = {0: "NO_ERROR", 6: "NOT_LEADER_FOR_PARTITION", 10: "MESSAGE_SIZE_TOO_LARGE"}
+RENAMED = {
+    0: "NO_ERROR",
+    6: "NOT_LEADER_FOR_PARTITION",
+    10: "MESSAGE_SIZE_TOO_LARGE",
+    39: "INVALID_REPLICATION_ASSIGNMENT",
+}
 
 
 def test_names_are_kafkas() -> None:
