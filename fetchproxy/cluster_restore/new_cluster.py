@@ -184,11 +184,6 @@ async def controllers(cluster: Cluster) -> list[HostPort]:
     return addresses
 
 
-async def inter_broker_listener(cluster: Cluster, broker_id: int) -> InterBrokerListener:
-    """From the broker's own configuration. Raises ClusterError, ConfigError."""
-    return listener_of(await configs_of_broker(cluster, broker_id))
-
-
 async def configs_of_broker(cluster: Cluster, broker_id: int) -> dict[str, str | None]:
     """Raises ClusterError."""
     resource = DescribeConfigsRequest.DescribeConfigsResource(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 
 from fetchproxy.runtime.fairness import FairQueue
+from fetchproxy.runtime.patience import Patience
 
 
 class NoRoomInTime(Exception):
@@ -21,33 +22,25 @@ class NoRoomInTime(Exception):
 class PlaceInRoom:
     """The memory of one piece of work. `pressed`: other work waits for it, so this one ends."""
 
-    __slots__ = ("_of", "_timeout", "has_waited", "pressed", "size_bytes")
+    __slots__ = ("_of", "_patience", "has_waited", "size_bytes")
 
     def __init__(self, of: FairRoom, size_bytes: int) -> None:
         self._of = of
+        self._patience = Patience()
         self.size_bytes = size_bytes
-        self.pressed = False
         self.has_waited = False
-        self._timeout: asyncio.Timeout | None = None  # while it waits
+
+    @property
+    def pressed(self) -> bool:
+        return self._patience.is_over
 
     async def idle(self, work: Awaitable[None]) -> None:
         """Await `work`, which only waits. It is cancelled there once the place is pressed."""
-        timeout = asyncio.timeout(0 if self.pressed else None)
-        try:
-            async with timeout:
-                self._timeout = timeout
-                self._of.waits_itself(self)
-                await work
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-        finally:
-            self._timeout = None
+        self._of.waits_itself(self)
+        await self._patience.wait(work)
 
     def press(self) -> None:
-        self.pressed = True
-        if self._timeout is not None:
-            self._timeout.reschedule(asyncio.get_running_loop().time())
+        self._patience.end()
 
 
 class FairRoom:

@@ -375,8 +375,8 @@ class ClientSession(ClientProtocol):
         """Close the session if the client is silent or gone, takes nothing, or leaves a frame
         incomplete.
 
-        Who has closed its connection cannot be told from who has only ended its sending, and no
-        client of Kafka's does the second alone. So an ended client waits for a short time.
+        A client that has closed its connection looks like one that has only ended its sending. No
+        Kafka client ends its sending alone, so such a client gets only a short time.
         """
         config, begun, silent_s = self._config, self.requests.begun_at, self.silent_s(now)
         stalled_s, side = self.stalled_s(now), self._other_side

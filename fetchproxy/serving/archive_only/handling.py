@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.cooperative import a_turn, in_steps
 from fetchproxy.runtime.fair_room import FairRoom, PlaceInRoom
 from fetchproxy.runtime.fairness import FairTurns
+from fetchproxy.runtime.patience import Patience
 from fetchproxy.serving.admission import Admission, ClientQuota
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
 from fetchproxy.serving.archive_only.groups import GroupCoordinator
@@ -86,32 +86,6 @@ class ArchiveOnlyParts:
         wait_max_s = self.limits.large_request_max_wait_ms / 1000
         async with self.room.place(request.client, work_bytes, wait_max_s) as request.place:
             yield
-
-
-class Patience:
-    """One per connection: ends its wait for records, if the process ends before."""
-
-    def __init__(self) -> None:
-        self._over = False
-        self._timeout: asyncio.Timeout | None = None  # while something waits
-
-    async def wait(self, work: Awaitable[None]) -> None:
-        """Await `work`. It is cancelled where it waits when the patience is over."""
-        timeout = asyncio.timeout(0 if self._over else None)
-        try:
-            async with timeout:
-                self._timeout = timeout
-                await work
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-        finally:
-            self._timeout = None
-
-    def end(self) -> None:
-        self._over = True
-        if self._timeout is not None:
-            self._timeout.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass(slots=True)

@@ -24,13 +24,9 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.runtime.fair_room import NoRoomInTime
+from fetchproxy.runtime.patience import Patience
 from fetchproxy.serving.admission import host_of
-from fetchproxy.serving.archive_only.handling import (
-    ArchiveOnlyParts,
-    Patience,
-    Request,
-    RequestRefused,
-)
+from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, RequestRefused
 from fetchproxy.serving.archive_only.logins import ANYBODY, NOBODY, Login, LoginRefused, User
 from fetchproxy.serving.archive_only.table import (
     authenticate,
@@ -76,7 +72,7 @@ def _work_bytes(head: RequestHead, size_bytes: int) -> int:
 
 
 def _response_bytes(pieces: Sequence[Buffer]) -> int:
-    """Without archived records, which `sending` counts: they are views of what was read."""
+    """Archived records do not count here: they are views of chunks, and `sending` counts them."""
     return sum(len(piece) for piece in pieces if isinstance(piece, bytes | bytearray))
 
 
@@ -93,7 +89,7 @@ class ArchiveOnlySession(ClientSession):
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
         self._ended = False  # close after the response under way
-        self._patience = Patience()
+        self._patience = Patience()  # of its waits for records; over when the process ends
         self._held_bytes = 0  # see `_holds`
         self.muted = True  # until a task group can serve it
         largest = parts.limits.request_bytes_max
