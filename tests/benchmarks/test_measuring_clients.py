@@ -17,7 +17,6 @@ from fetchproxy_protocol.fetch import entry_bytes_max, fetch_offset, parse_fetch
 from fetchproxy_protocol.headers import peek_request_header
 from fetchproxy_protocol.primitives import INT32
 
-from benchmarks import filling as batches
 from benchmarks import hostile_connections as harm
 from benchmarks.bare_relay import BareRelay
 from benchmarks.certificate import certificate
@@ -265,7 +264,12 @@ def test_what_is_discarded_is_counted_as_it_is_sent(tmp_path: Path) -> None:
     """The bare relay in front of a broker that repeats: what it has sent is what was counted."""
     pem = certificate(tmp_path)
     with MockCluster() as cluster:
-        batches.fill(cluster.bootstrap, "orders", 1, 2_000, batches.Shape(1024, "none"))
+        # A mock broker sends one batch a response, and only a large response is repeated.
+        one_batch = {"linger.ms": 60_000, "batch.size": 1_000_000}
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, **one_batch})
+        for _ in range(900):
+            producer.produce("orders", bytes(1024), partition=0)
+        assert producer.flush(60.0) == 0
         with (
             RecordedBroker(int(cluster.bootstrap.rpartition(":")[2])) as broker,
             BareRelay(broker.port, pem, 2) as relay,

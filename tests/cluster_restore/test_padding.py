@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -242,25 +244,24 @@ def test_killed_while_it_pads_it_goes_on(kafka_server: KafkaServer, tmp_path: Pa
 
 
 async def test_a_broker_that_is_killed_meanwhile_comes_back_and_it_ends_right(
-    own_kafka_server: KafkaServer, tmp_path: Path
+    own_kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bootstrap, name, start = own_kafka_server.bootstrap, "broker-killed", 60 * PADDING_RECORDS_MAX
-    killed: list[asyncio.Future[None]] = []
+    append, appended = padding_requests.append, itertools.count(1)
 
-    def restart() -> None:
-        own_kafka_server.kill()
-        own_kafka_server.start()
+    async def append_to_a_broker_that_is_killed(*arguments: Any) -> Any:
+        if next(appended) == 20:
+            own_kafka_server.kill()
+            restarts.create_task(asyncio.to_thread(own_kafka_server.start))
+        return await append(*arguments)
 
-    def say(line: str) -> None:
-        if "offsets a second" in line and not killed:
-            killed.append(asyncio.get_running_loop().run_in_executor(None, restart))
-
-    report = await restore_of(bootstrap, tmp_path / "job", [topic(name, [start])], (), say).run()
-    [restarted] = killed
-    await restarted
+    monkeypatch.setattr(padding_requests, "append", append_to_a_broker_that_is_killed)
+    async with asyncio.TaskGroup() as restarts:
+        report = await padded(bootstrap, tmp_path / "job", [topic(name, [start])])
 
     assert report.is_whole, list(report.lines())
     assert ends(bootstrap, name, 1) == [(start, start)]
+    assert next(appended) > 60
 
 
 async def test_a_log_start_that_a_crash_has_undone_is_set_again(

@@ -258,7 +258,11 @@ async def test_a_failing_store_is_retried_with_new_ids(
         view = await archive.view(tp)
         assert view.unfinished == ()  # failed attempts have been removed
         assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, 200)
-        assert all(s.last_error is None for s in manager.status() if s.tp.partition == 0)
+        # A segment is visible before the turn that copied it has ended.
+        await until(
+            manager,
+            lambda statuses: all(s.last_error is None for s in statuses if s.tp.partition == 0),
+        )
 
 
 async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer: Producer) -> None:
